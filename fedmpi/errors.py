@@ -1,0 +1,31 @@
+"""What can go wrong, by who must act on it. Every message is one line: what was wrong, where, what would be right."""
+
+
+class FedmpiError(Exception):
+    """An expected failure. It reaches the user as one line and exit code 2, never as a traceback."""
+
+
+class ConfigError(FedmpiError):
+    """A setting that cannot be used: named with its value and what is allowed."""
+
+
+class DataError(FedmpiError):
+    """A data file that is missing, damaged or not what it claims to be."""
+
+
+class WireError(FedmpiError):
+    """Bytes that are not a message of this protocol."""
+
+
+class TransportError(FedmpiError):
+    """A rank that died or went silent."""
+
+
+class ProtocolError(FedmpiError):
+    """A party that broke the protocol: who, in which phase, and what was expected of it."""
+
+    def __init__(self, message: str, *, party: int | None = None, phase: str | None = None):
+        where = f"party {party}" if party is not None else "a party"
+        super().__init__(f"{where}, {phase}: {message}" if phase else f"{where}: {message}")
+        self.party = party
+        self.phase = phase
