@@ -1,0 +1,1 @@
+"""Messages to bytes and back: frames, typed messages, sparse supports, bit packing. No pickle, ever."""

@@ -1,0 +1,202 @@
+"""Fixed-width integers, tightly packed.
+
+Layout
+    The stream is one long bit string. Bit j of it is bit (j mod 8) of byte j // 8, least significant bit first. Value i
+    occupies the bits [i * bits, (i + 1) * bits), its own least significant bit first; a value may straddle bytes. The
+    unused bits of the last byte are zero. `packed_size(count, bits)` = ceil(count * bits / 8) bytes; neither the count
+    nor the width is stored.
+
+        bits = 3, values 5, 1, 7:   byte 0 = 0b11_001_101, byte 1 = 0b0000000_1
+
+    For widths of 8, 16, 32 and 64 bits this is the array of little-endian integers itself.
+
+How it is vectorised
+    64 / gcd(bits, 64) values fill a whole number of 64-bit words, and at the same offsets in every such group. A chunk
+    of values is therefore a matrix with one group per row; column c of it is shifted by the constant c * bits mod 64
+    into word c * bits // 64, and into the next word where it straddles. A chunk holds whole groups, so chunks are
+    byte-aligned and the temporary memory is a small multiple of 8 * _CHUNK bytes whatever the length of the input. What
+    does not fill a group is packed through a matrix of single bits.
+
+`pack` raises ValueError for values that do not fit, `unpack` raises WireError for bytes `pack` cannot have written, so
+there is exactly one byte string for each array.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+from operator import index
+
+import numpy as np
+
+from fedmpi.errors import WireError
+
+_WORD_BITS = 64
+# 1 MiB of uint64: below 2^16 the fixed cost of a numpy call shows, above 2^18 the chunk leaves the cache.
+_CHUNK = 1 << 17
+# With fewer groups than this the ~100 numpy calls of the column loop cost more than the bit matrix.
+_MIN_GROUPS = 16
+_BYTE_WIDTHS = {8: np.dtype("<u1"), 16: np.dtype("<u2"), 32: np.dtype("<u4"), 64: np.dtype("<u8")}
+_LITTLE_U64 = np.dtype("<u8")
+
+
+def packed_size(count: int, bits: int) -> int:
+    """Bytes taken by `count` values of `bits` bits each."""
+    count, bits = _checked_shape(count, bits)
+    return (count * bits + 7) // 8
+
+
+def pack(values: np.ndarray, bits: int) -> bytes:
+    """Packs a vector of integers in [0, 2^bits). Any integer dtype will do; uint64 is taken without conversion."""
+    values = _integer_vector(values)
+    _, bits = _checked_shape(values.size, bits)
+    if values.size:
+        low, high = int(values.min()), int(values.max())
+        if low < 0 or high >> bits:
+            raise ValueError(f"value {low if low < 0 else high} does not fit in {bits} unsigned bits")
+    return b"".join(
+        _pack_chunk(values[start : start + _CHUNK].astype(np.uint64, copy=False), bits)
+        for start in range(0, values.size, _CHUNK)
+    )
+
+
+def unpack(data: bytes | bytearray | memoryview, count: int, bits: int) -> np.ndarray:
+    """The `count` values of `bits` bits each in `data`, as uint64. The length is checked before any allocation."""
+    count, bits = _checked_shape(count, bits)
+    raw = _payload(data, count, bits)
+    values = np.empty(count, np.uint64)
+    for start in range(0, count, _CHUNK):
+        chunk = values[start : start + _CHUNK]
+        first = start * bits // 8
+        _unpack_chunk(raw[first : first + packed_size(chunk.size, bits)], bits, chunk)
+    return values
+
+
+def pack_signed(values: np.ndarray, bits: int) -> bytes:
+    """Packs integers in [-2^(bits-1), 2^(bits-1)) as their residues modulo 2^bits (two's complement)."""
+    values = _integer_vector(values)
+    _, bits = _checked_shape(values.size, bits)
+    if values.size:
+        low, high = int(values.min()), int(values.max())
+        bound = 1 << (bits - 1)
+        if low < -bound or high >= bound:
+            raise ValueError(f"value {low if low < -bound else high} does not fit in {bits} signed bits")
+    mask = _mask(bits)
+    return b"".join(
+        _pack_chunk(values[start : start + _CHUNK].astype(np.int64, copy=False).view(np.uint64) & mask, bits)
+        for start in range(0, values.size, _CHUNK)
+    )
+
+
+def unpack_signed(data: bytes | bytearray | memoryview, count: int, bits: int) -> np.ndarray:
+    """The inverse of `pack_signed`, as int64."""
+    values = unpack(data, count, bits)
+    # (v ^ s) - s with s = 2^(bits-1) carries the sign bit into the bits above it; uint64 arithmetic wraps as needed.
+    sign = np.uint64(1 << (index(bits) - 1))
+    np.bitwise_xor(values, sign, out=values)
+    np.subtract(values, sign, out=values)
+    return values.view(np.int64)
+
+
+def _checked_shape(count: int, bits: int) -> tuple[int, int]:
+    # As Python integers: their products below must not wrap.
+    count, bits = index(count), index(bits)
+    if not 1 <= bits <= _WORD_BITS:
+        raise ValueError(f"width of {bits} bits, expected 1 to {_WORD_BITS}")
+    if count < 0:
+        raise ValueError(f"count of {count} values, expected 0 or more")
+    return count, bits
+
+
+def _integer_vector(values: np.ndarray) -> np.ndarray:
+    values = np.asarray(values)
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise ValueError(f"array of {values.dtype} with shape {values.shape}, expected a vector of integers")
+    return values
+
+
+def _payload(data: bytes | bytearray | memoryview, count: int, bits: int) -> np.ndarray:
+    """`data` as bytes, once its length and its padding are those of `count` values."""
+    size = packed_size(count, bits)
+    raw = np.frombuffer(data, np.uint8)
+    if raw.size != size:
+        raise WireError(f"packed integers: {raw.size} bytes, expected {size} for {count} values of {bits} bits")
+    used = count * bits % 8
+    if used and int(raw[-1]) >> used:
+        raise WireError(f"packed integers: nonzero padding in the last byte, expected {8 - used} zero bits")
+    return raw
+
+
+def _mask(bits: int) -> np.uint64:
+    return np.uint64((1 << bits) - 1)
+
+
+def _groups(count: int, bits: int) -> tuple[int, int, int]:
+    """Whole groups in `count` values, values per group, words per group."""
+    common = gcd(bits, _WORD_BITS)
+    columns, words = _WORD_BITS // common, bits // common
+    groups = count // columns
+    return (groups if groups >= _MIN_GROUPS else 0), columns, words
+
+
+def _pack_chunk(values: np.ndarray, bits: int) -> bytes:
+    if bits in _BYTE_WIDTHS:
+        return values.astype(_BYTE_WIDTHS[bits], copy=False).tobytes()
+    groups, columns, words = _groups(values.size, bits)
+    split = groups * columns
+    return (_pack_groups(values[:split], bits, columns, words) if groups else b"") + _pack_rest(values[split:], bits)
+
+
+def _pack_groups(values: np.ndarray, bits: int, columns: int, words: int) -> bytes:
+    # Transposing costs two passes and makes each of the ~3 * columns passes below contiguous.
+    by_column = np.ascontiguousarray(values.reshape(-1, columns).T)
+    by_word = np.zeros((words, by_column.shape[1]), np.uint64)
+    shifted = np.empty(by_column.shape[1], np.uint64)
+    for c in range(columns):
+        word, shift = divmod(c * bits, _WORD_BITS)
+        np.left_shift(by_column[c], np.uint64(shift), out=shifted)
+        by_word[word] |= shifted
+        if shift + bits > _WORD_BITS:
+            np.right_shift(by_column[c], np.uint64(_WORD_BITS - shift), out=shifted)
+            by_word[word + 1] |= shifted
+    return by_word.T.astype(_LITTLE_U64, order="C").tobytes()
+
+
+def _pack_rest(values: np.ndarray, bits: int) -> bytes:
+    octets = values.astype(_LITTLE_U64, order="C").view(np.uint8).reshape(-1, 8)
+    matrix = np.unpackbits(octets, axis=1, bitorder="little")
+    return np.packbits(matrix[:, :bits], bitorder="little").tobytes()
+
+
+def _unpack_chunk(raw: np.ndarray, bits: int, out: np.ndarray) -> None:
+    if bits in _BYTE_WIDTHS:
+        out[:] = np.frombuffer(raw, _BYTE_WIDTHS[bits])
+        return
+    groups, columns, words = _groups(out.size, bits)
+    split = groups * columns
+    split_byte = split * bits // 8
+    if groups:
+        _unpack_groups(raw[:split_byte], bits, columns, words, out[:split])
+    if split < out.size:
+        _unpack_rest(raw[split_byte:], bits, out[split:])
+
+
+def _unpack_groups(raw: np.ndarray, bits: int, columns: int, words: int, out: np.ndarray) -> None:
+    by_word = np.frombuffer(raw, _LITTLE_U64).reshape(-1, words).T.astype(np.uint64, order="C")
+    by_column = np.empty((columns, by_word.shape[1]), np.uint64)
+    spilled = np.empty(by_word.shape[1], np.uint64)
+    mask = _mask(bits)
+    for c in range(columns):
+        word, shift = divmod(c * bits, _WORD_BITS)
+        column = by_column[c]
+        np.right_shift(by_word[word], np.uint64(shift), out=column)
+        if shift + bits > _WORD_BITS:
+            np.left_shift(by_word[word + 1], np.uint64(_WORD_BITS - shift), out=spilled)
+            np.bitwise_or(column, spilled, out=column)
+        np.bitwise_and(column, mask, out=column)
+    out.reshape(-1, columns)[:] = by_column.T
+
+
+def _unpack_rest(raw: np.ndarray, bits: int, out: np.ndarray) -> None:
+    matrix = np.zeros((out.size, _WORD_BITS), np.uint8)
+    matrix[:, :bits] = np.unpackbits(raw, count=out.size * bits, bitorder="little").reshape(-1, bits)
+    out[:] = np.packbits(matrix, axis=1, bitorder="little").view(_LITTLE_U64).ravel()

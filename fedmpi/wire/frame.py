@@ -1,0 +1,85 @@
+"""A frame is a fixed header and a payload:
+
+    offset  size  field
+         0     2  magic "FM"
+         2     1  version
+         3     1  type, one of wire.messages
+         4     4  round, unsigned (0 outside a round)
+         8     4  party, signed (-1: the rank as a whole)
+        12     8  payload length in bytes, unsigned
+
+All numbers are little-endian. Header bytes are what the ledger calls framing.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmpi.errors import WireError
+
+MAGIC = b"FM"
+VERSION = 1
+HEADER = struct.Struct("<2sBBIiQ")
+FRAMING = HEADER.size
+NOBODY = -1  # the party field of a message for the rank as a whole
+MAX_PAYLOAD = 1 << 40  # a length above this is damage, not a message
+
+
+@dataclass(frozen=True)
+class Header:
+    type: int
+    round: int
+    party: int
+    length: int
+
+    def pack(self) -> bytes:
+        return HEADER.pack(MAGIC, VERSION, self.type, self.round, self.party, self.length)
+
+    @classmethod
+    def unpack(cls, data) -> "Header":
+        if len(data) < FRAMING:
+            raise WireError(f"frame of {len(data)} bytes is shorter than its {FRAMING}-byte header")
+        magic, version, kind, round_, party, length = HEADER.unpack_from(data)
+        if magic != MAGIC:
+            raise WireError(f"frame starts with {bytes(magic)!r}, expected {MAGIC!r}")
+        if version != VERSION:
+            raise WireError(f"frame has version {version}, this program speaks version {VERSION}")
+        if length > MAX_PAYLOAD:
+            raise WireError(f"frame announces {length} bytes, the largest allowed is {MAX_PAYLOAD}")
+        return cls(kind, round_, party, length)
+
+
+def array_bytes(values: np.ndarray, dtype: str) -> memoryview:
+    """The array as raw little-endian bytes of `dtype`, without a copy where it already is that."""
+    return memoryview(np.ascontiguousarray(values, dtype=dtype).reshape(-1).view(np.uint8))
+
+
+class Reader:
+    """Takes fields off a payload in order; whatever is missing or left over is a WireError."""
+
+    def __init__(self, payload, what: str):
+        self._data = memoryview(payload).cast("B")
+        self._at = 0
+        self._what = what
+
+    def take(self, size: int) -> memoryview:
+        if size < 0 or size > len(self._data) - self._at:
+            raise WireError(f"{self._what}: {size} bytes announced, {len(self._data) - self._at} left")
+        self._at += size
+        return self._data[self._at - size : self._at]
+
+    def fields(self, layout: struct.Struct) -> tuple:
+        return layout.unpack(self.take(layout.size))
+
+    def array(self, count: int, dtype: str) -> np.ndarray:
+        """`count` values as a read-only view; the bytes are there before anything is allocated."""
+        kind = np.dtype(dtype)
+        return np.frombuffer(self.take(count * kind.itemsize), dtype=kind)
+
+    def rest(self) -> memoryview:
+        return self.take(len(self._data) - self._at)
+
+    def end(self) -> None:
+        if self._at != len(self._data):
+            raise WireError(f"{self._what}: {len(self._data) - self._at} bytes left over")

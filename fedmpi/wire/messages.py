@@ -1,0 +1,345 @@
+"""Every message of the engine, in the order in which a run sends them.
+
+Each class carries its own size law, `wire_size(...)`: the payload bytes as a function of what is sent. Tests hold it
+equal to the encoded length and to the ledger. `shares()` says which parties a message serves and what it would have cost
+each of them on a link of its own; that is the ledger's logical column.
+"""
+
+import json
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from fedmpi.errors import WireError
+from fedmpi.wire.frame import FRAMING, NOBODY, Header, Reader, array_bytes
+
+COUNT = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Message:
+    """Fields shared by all: the round (0 outside one) and the party (NOBODY: the rank as a whole)."""
+
+    round: int = 0
+    party: int = NOBODY
+
+    TYPE: ClassVar[int]
+    PHASE: ClassVar[str]
+
+    def buffers(self) -> list:
+        """The payload as consecutive bytes-like pieces."""
+        return []
+
+    def shares(self) -> Iterable[tuple[int, int]]:
+        """(party, payload bytes it would take alone) for every party that this message serves."""
+        yield self.party, sum(len(piece) for piece in self.buffers())
+
+    @classmethod
+    def parse(cls, header: Header, reader: Reader) -> "Message":
+        return cls(header.round, header.party)
+
+
+# ---- Before the rounds -----------------------------------------------------------------------------------------------
+# Rank 0 resolves the configuration and tells every rank; a client rank never guesses. Each rank answers with the length
+# of the shared vector that it built, so that a rank with another code version is found before it spoils a sum.
+
+
+@dataclass(frozen=True)
+class Setup(Message):
+    """Rank 0 to every rank: the resolved configuration and the parties that this rank hosts."""
+
+    TYPE = 1
+    PHASE = "setup"
+    config: str = ""
+    parties: tuple[int, ...] = ()
+
+    def buffers(self):
+        return [_parties(self.parties), self.config.encode()]
+
+    def shares(self):
+        size = self.wire_size(len(self.config.encode()), 1)
+        return [(party, size) for party in self.parties]
+
+    @staticmethod
+    def wire_size(config_bytes: int, parties: int) -> int:
+        return COUNT.size + 4 * parties + config_bytes
+
+    @classmethod
+    def parse(cls, header, reader):
+        parties = _read_parties(reader)
+        try:
+            text = bytes(reader.rest()).decode()
+        except UnicodeDecodeError as error:
+            raise WireError(f"Setup: configuration is not UTF-8 ({error.reason})") from None
+        return cls(header.round, header.party, text, parties)
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """Every rank to rank 0: it has its model; `dimension` is the length of the shared vector."""
+
+    TYPE = 2
+    PHASE = "setup"
+    LAYOUT = struct.Struct("<Q")
+    dimension: int = 0
+    parties: tuple[int, ...] = ()  # known to the sender's ledger, not sent
+
+    def buffers(self):
+        return [self.LAYOUT.pack(self.dimension)]
+
+    def shares(self):
+        return [(party, self.wire_size()) for party in self.parties]
+
+    @staticmethod
+    def wire_size() -> int:
+        return Ready.LAYOUT.size
+
+    @classmethod
+    def parse(cls, header, reader):
+        return cls(header.round, header.party, *reader.fields(cls.LAYOUT))
+
+
+# ---- A round ---------------------------------------------------------------------------------------------------------
+# Train carries theta_ext^t to the ranks that host a sampled party, once per rank. Every sampled party answers with its
+# encoded update and, where metrics are allowed to leave, with a report.
+
+
+@dataclass(frozen=True)
+class _Model(Message):
+    """The shared vector for some parties of one rank."""
+
+    parties: tuple[int, ...] = ()
+    cohort: int = 0  # n_t, DSU (13): the size of the whole cohort
+    theta: np.ndarray = None
+
+    def buffers(self):
+        return [_parties(self.parties), COUNT.pack(self.cohort), array_bytes(self.theta, "<f4")]
+
+    def shares(self):
+        size = self.wire_size(len(self.theta), 1)
+        return [(party, size) for party in self.parties]
+
+    @classmethod
+    def wire_size(cls, dimension: int, parties: int) -> int:
+        return COUNT.size + 4 * parties + COUNT.size + 4 * dimension
+
+    @classmethod
+    def parse(cls, header, reader):
+        parties = _read_parties(reader)
+        (cohort,) = reader.fields(COUNT)
+        rest = reader.rest()
+        if len(rest) % 4:
+            raise WireError(f"{cls.__name__}: {len(rest)} bytes are not a whole number of float32")
+        return cls(header.round, header.party, parties, cohort, np.frombuffer(rest, "<f4"))
+
+
+@dataclass(frozen=True)
+class Train(_Model):
+    """Rank 0 to a rank: train these parties from theta."""
+
+    TYPE = 3
+    PHASE = "model"
+
+
+@dataclass(frozen=True)
+class PlainInput(Message):
+    """A party's encoded update in the clear: its support, if that is the party's own choice, and packed integers."""
+
+    TYPE = 4
+    PHASE = "update"
+    support: bytes = b""  # coded by wire.support; empty where the support is public
+    values: bytes = b""  # packed by wire.bits
+
+    def buffers(self):
+        return [COUNT.pack(len(self.support)), self.support, self.values]
+
+    @staticmethod
+    def wire_size(support_bytes: int, value_bytes: int) -> int:
+        return COUNT.size + support_bytes + value_bytes
+
+    @classmethod
+    def parse(cls, header, reader):
+        (size,) = reader.fields(COUNT)
+        return cls(header.round, header.party, bytes(reader.take(size)), bytes(reader.rest()))
+
+
+@dataclass(frozen=True)
+class TrainReport(Message):
+    """A party's own figures of its local work. They leave unprotected: `metrics: none` keeps them home."""
+
+    TYPE = 5
+    PHASE = "report"
+    LAYOUT = struct.Struct("<4d")
+    head_loss: float = 0.0
+    loss: float = 0.0
+    norm: float = 0.0  # of the update before clipping
+    penalty: float = 0.0  # DSU (10): the dynamic adaptive norm term at the last step
+
+    def buffers(self):
+        return [self.LAYOUT.pack(self.head_loss, self.loss, self.norm, self.penalty)]
+
+    @staticmethod
+    def wire_size() -> int:
+        return TrainReport.LAYOUT.size
+
+    @classmethod
+    def parse(cls, header, reader):
+        return cls(header.round, header.party, *reader.fields(cls.LAYOUT))
+
+
+# ---- Evaluation ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Evaluate(_Model):
+    """Rank 0 to a rank: test theta on these parties, each with its own head re-tuned; round 0: measure the references."""
+
+    TYPE = 6
+    PHASE = "evaluation"
+
+
+@dataclass(frozen=True)
+class EvalReport(Message):
+    """A party's test counts; in round 0 those of the references. Like TrainReport, a release that no epsilon covers."""
+
+    TYPE = 7
+    PHASE = "evaluation"
+    LAYOUT = struct.Struct("<IIId")
+    correct: int = 0
+    total: int = 0
+    local_correct: int = 0
+    loss: float = 0.0
+
+    def buffers(self):
+        return [self.LAYOUT.pack(self.correct, self.total, self.local_correct, self.loss)]
+
+    @staticmethod
+    def wire_size() -> int:
+        return EvalReport.LAYOUT.size
+
+    @classmethod
+    def parse(cls, header, reader):
+        return cls(header.round, header.party, *reader.fields(cls.LAYOUT))
+
+
+# ---- Between rounds, and the end --------------------------------------------------------------------------------------
+# On Checkpoint a rank writes its parties' state to its own disk; on Stop it ends. It answers both with its account. These
+# exist only because the parties share ranks and a record is kept, so no party is charged for them.
+
+
+@dataclass(frozen=True)
+class Checkpoint(Message):
+    """Rank 0 to every rank: `round` is over, keep your parties' state."""
+
+    TYPE = 8
+    PHASE = "bookkeeping"
+
+    def shares(self):
+        return ()
+
+    @staticmethod
+    def wire_size() -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Stop(Message):
+    """Rank 0 to every rank: the run is over, or (code != 0) cannot be."""
+
+    TYPE = 9
+    PHASE = "bookkeeping"
+    code: int = 0
+
+    def buffers(self):
+        return [COUNT.pack(self.code)]
+
+    def shares(self):
+        return ()
+
+    @staticmethod
+    def wire_size() -> int:
+        return COUNT.size
+
+    @classmethod
+    def parse(cls, header, reader):
+        return cls(header.round, header.party, *reader.fields(COUNT))
+
+
+@dataclass(frozen=True)
+class Account(Message):
+    """A rank's account since its last one: ledger rows, bytes given to the transport, what it measured of itself."""
+
+    TYPE = 10
+    PHASE = "bookkeeping"
+    LAYOUT = struct.Struct("<QI")
+    COLUMNS: ClassVar[int] = 11
+    bytes_given: int = 0
+    rows: np.ndarray = None  # (n, COLUMNS) int64, as Ledger.table() makes them
+    facts: dict = None  # seconds by phase, memory
+
+    def buffers(self):
+        facts = json.dumps(self.facts or {}, sort_keys=True).encode()
+        return [self.LAYOUT.pack(self.bytes_given, len(self.rows)), array_bytes(self.rows, "<i8"), facts]
+
+    def shares(self):
+        return ()
+
+    @staticmethod
+    def wire_size(rows: int, facts_bytes: int) -> int:
+        return Account.LAYOUT.size + 8 * Account.COLUMNS * rows + facts_bytes
+
+    @classmethod
+    def parse(cls, header, reader):
+        bytes_given, count = reader.fields(cls.LAYOUT)
+        rows = reader.array(count * cls.COLUMNS, "<i8").reshape(count, cls.COLUMNS)
+        try:
+            facts = json.loads(bytes(reader.rest()))
+        except (ValueError, RecursionError):
+            raise WireError("Account: facts are not JSON") from None
+        if not isinstance(facts, dict):
+            raise WireError("Account: facts are not a JSON object")
+        return cls(header.round, header.party, bytes_given, rows, facts)
+
+
+_ALL = (Setup, Ready, Train, PlainInput, TrainReport, Evaluate, EvalReport, Checkpoint, Stop, Account)
+MESSAGES = {kind.TYPE: kind for kind in _ALL}
+PHASES = tuple(dict.fromkeys(kind.PHASE for kind in MESSAGES.values()))
+
+
+def encode(message: Message) -> bytearray:
+    """The message as one frame."""
+    pieces = message.buffers()
+    length = sum(len(piece) for piece in pieces)
+    frame = bytearray(FRAMING + length)
+    frame[:FRAMING] = Header(message.TYPE, message.round, message.party, length).pack()
+    at = FRAMING
+    for piece in pieces:
+        frame[at : at + len(piece)] = piece
+        at += len(piece)
+    return frame
+
+
+def decode(frame) -> Message:
+    """The message that a frame holds; WireError for anything else."""
+    header = Header.unpack(frame)
+    if header.length != len(frame) - FRAMING:
+        raise WireError(f"frame announces {header.length} payload bytes and has {len(frame) - FRAMING}")
+    kind = MESSAGES.get(header.type)
+    if kind is None:
+        raise WireError(f"frame has unknown type {header.type}")
+    reader = Reader(memoryview(frame)[FRAMING:], kind.__name__)
+    message = kind.parse(header, reader)
+    reader.end()
+    return message
+
+
+def _parties(parties: tuple[int, ...]) -> bytes:
+    return COUNT.pack(len(parties)) + np.asarray(parties, "<u4").tobytes()
+
+
+def _read_parties(reader: Reader) -> tuple[int, ...]:
+    (count,) = reader.fields(COUNT)
+    return tuple(reader.array(count, "<u4").tolist())
