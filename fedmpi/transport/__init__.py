@@ -1,0 +1,1 @@
+"""Endpoints that carry frames between ranks, and the ledger that counts them."""

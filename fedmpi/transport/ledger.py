@@ -1,0 +1,91 @@
+"""The ledger: every message, counted where its bytes leave.
+
+`wire` is what was given to the transport: once per rank where several parties share a download. `logical` is what each
+party would have moved on a link of its own, so it does not depend on placement. Both are split into payload and framing.
+"""
+
+import csv
+import io
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+
+from fedmpi.wire.frame import FRAMING, NOBODY
+from fedmpi.wire.messages import MESSAGES, PHASES, Message
+
+KEYS = ("round", "phase", "message", "direction", "rank", "party")
+COUNTS = ("messages", "wire_payload", "wire_framing", "logical_payload", "logical_framing")
+DIRECTIONS = ("down", "up")
+
+
+class Ledger:
+    """Counts of one rank's outgoing messages; rank 0 merges the others' at the end."""
+
+    def __init__(self, rank: int):
+        self.rank = rank
+        self._rows: dict[tuple, list[int]] = defaultdict(lambda: [0] * len(COUNTS))
+
+    def record(self, message: Message, peer: int, payload: int) -> None:
+        """Count `message` leaving for rank `peer`, as `payload` bytes behind one header."""
+        down = self.rank == 0
+        key = (message.round, PHASES.index(message.PHASE), message.TYPE, 0 if down else 1, peer if down else self.rank)
+        shares = list(message.shares())
+        single = shares[0][0] if len(shares) == 1 else NOBODY
+        self._add((*key, single), 1, payload, FRAMING, 0, 0)
+        for party, size in shares:
+            self._add((*key, party), 0, 0, 0, size, FRAMING)
+
+    def table(self) -> np.ndarray:
+        """All rows, keys then counts, as int64, in a fixed order."""
+        rows = [(*key, *counts) for key, counts in sorted(self._rows.items())]
+        return np.array(rows, np.int64).reshape(len(rows), len(KEYS) + len(COUNTS))
+
+    def rows_after(self, message: Message, peer: int) -> int:
+        """How many rows the table will have once `message` is recorded: Account carries its own row."""
+        later = Ledger(self.rank)
+        later.record(message, peer, 0)
+        return len(set(self._rows) | set(later._rows))
+
+    def merge(self, table: np.ndarray) -> None:
+        for row in table.tolist():
+            self._add(tuple(row[: len(KEYS)]), *row[len(KEYS) :])
+
+    def total(self, column: str, **where) -> int:
+        """The sum of one count over the rows that match, e.g. total("wire_payload", direction="up", phase="update")."""
+        at = COUNTS.index(column)
+        wanted = [(KEYS.index(name), _code(name, value)) for name, value in where.items()]
+        return sum(
+            counts[at] for key, counts in self._rows.items() if all(key[index] == code for index, code in wanted)
+        )
+
+    def bytes_given(self) -> int:
+        return self.total("wire_payload") + self.total("wire_framing")
+
+    def csv(self) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(KEYS + COUNTS)
+        for row in self.table().tolist():
+            row[1], row[2], row[3] = PHASES[row[1]], MESSAGES[row[2]].__name__, DIRECTIONS[row[3]]
+            writer.writerow(row)
+        return text.getvalue()
+
+    def summary(self, direction: str, phases: Iterable[str] | None = None) -> dict:
+        """The four byte totals of one direction, as summary.json has them."""
+        names = ("wire_payload", "wire_framing", "logical_payload", "logical_framing")
+        chosen = tuple(phases) if phases is not None else PHASES
+        return {name: sum(self.total(name, direction=direction, phase=phase) for phase in chosen) for name in names}
+
+    def _add(self, key: tuple, *counts: int) -> None:
+        row = self._rows[key]
+        for index, count in enumerate(counts):
+            row[index] += count
+
+
+def _code(name: str, value) -> int:
+    if name == "phase":
+        return PHASES.index(value)
+    if name == "direction":
+        return DIRECTIONS.index(value)
+    return value.TYPE if name == "message" else value

@@ -1,0 +1,65 @@
+"""An endpoint inside one process: the same server and client code, driven by threads, in plain pytest."""
+
+import queue
+import threading
+
+from fedmpi.errors import TransportError
+from fedmpi.transport.endpoint import CHUNK, Endpoint
+
+
+class Disconnected(TransportError):
+    """The job ended under this rank; the rank that ended it has the reason."""
+
+
+class Hub:
+    """The queues between the endpoints of one job."""
+
+    def __init__(self, size: int, chunk: int = CHUNK):
+        self.queues = [queue.SimpleQueue() for _ in range(size)]
+        self.broken = threading.Event()
+        self.endpoints = [MemoryEndpoint(self, rank, size, chunk) for rank in range(size)]
+
+
+class MemoryEndpoint(Endpoint):
+    def __init__(self, hub: Hub, rank: int, size: int, chunk: int):
+        super().__init__(rank, size, chunk)
+        self._hub = hub
+
+    def _post(self, rank, piece):
+        self._hub.queues[rank].put((self.rank, bytes(piece)))
+
+    def _take(self):
+        if self._hub.broken.is_set():
+            raise Disconnected("another rank ended the job")
+        try:
+            return self._hub.queues[self.rank].get_nowait()
+        except queue.Empty:
+            return None
+
+    def _unsent(self):
+        return 0
+
+    def abort(self, code):
+        self._hub.broken.set()
+
+
+def run_ranks(size: int, target, chunk: int = CHUNK) -> list:
+    """Call target(endpoint) once per rank, each in a thread; the results by rank, or the first exception raised."""
+    hub = Hub(size, chunk)
+    results, errors = [None] * size, []
+
+    def work(rank: int) -> None:
+        try:
+            results[rank] = target(hub.endpoints[rank])
+        except BaseException as error:  # every kind of failure must reach the caller, not die with the thread
+            errors.append(error)
+            hub.broken.set()
+
+    threads = [threading.Thread(target=work, args=(rank,), name=f"rank {rank}") for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next((error for error in errors if not isinstance(error, Disconnected)), errors[0])
+    return results

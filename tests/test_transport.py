@@ -1,0 +1,118 @@
+"""The endpoint and its ledger over the in-memory transport; tests/mpi runs the same over MPI."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedmpi.errors import WireError
+from fedmpi.transport.ledger import Ledger
+from fedmpi.transport.memory import Hub, run_ranks
+from fedmpi.wire.frame import FRAMING
+from fedmpi.wire.messages import Evaluate, PlainInput, Ready, Stop, Train, encode
+
+
+def theta(size):
+    return np.arange(size, dtype=np.float32)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.integers(1, 400))
+def test_messages_of_any_size_arrive_whole_and_in_order_whatever_the_chunk(sizes, chunk):
+    server, client = Hub(2, chunk).endpoints
+    for number, size in enumerate(sizes):
+        client.send(0, PlainInput(number, 0, b"", bytes(size)))
+    for number, size in enumerate(sizes):
+        source, message = server.poll(1)
+        assert (source, message.round, len(message.values)) == (1, number, size)
+    assert client.ledger.bytes_given() == client.bytes_given == sum(FRAMING + 4 + size for size in sizes)
+
+
+def test_chunks_of_several_senders_may_interleave():
+    hub = Hub(3, chunk=32)
+    for sender in (1, 2):
+        hub.endpoints[sender].send(0, PlainInput(0, sender, b"", bytes([sender]) * 100))
+    chunks = {1: [], 2: []}
+    while not hub.queues[0].empty():
+        source, piece = hub.queues[0].get()
+        chunks[source].append(piece)
+    for pair in zip(chunks[1], chunks[2], strict=True):
+        for source, piece in zip((1, 2), pair, strict=True):
+            hub.queues[0].put((source, piece))
+    got = {source: message.values for source, message in (hub.endpoints[0].poll(1), hub.endpoints[0].poll(1))}
+    assert got == {1: b"\1" * 100, 2: b"\2" * 100}
+
+
+def test_poll_gives_up_at_its_deadline_and_costs_no_cpu():
+    (endpoint,) = Hub(1).endpoints
+    wall, cpu = time.monotonic(), time.process_time()
+    assert endpoint.poll(0.5) is None
+    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+    assert wall >= 0.5
+    assert cpu < wall / 4, "an idle endpoint must sleep, not spin"
+
+
+def test_garbage_names_the_rank_that_sent_it_and_the_next_message_is_fine():
+    hub = Hub(2)
+    hub.queues[0].put((1, b"not a frame at all, but long enough for a header"))
+    with pytest.raises(WireError, match="from rank 1"):
+        hub.endpoints[0].poll(1)
+    hub.endpoints[1].send(0, Stop())
+    assert hub.endpoints[0].poll(1)[0] == 1
+
+
+def test_an_exception_on_one_rank_ends_the_others():
+    def rank(endpoint):
+        if endpoint.rank == 2:
+            raise ZeroDivisionError("rank 2")
+        endpoint.poll()  # would wait for ever
+
+    with pytest.raises(ZeroDivisionError):
+        run_ranks(3, rank)
+
+
+def test_a_shared_download_counts_once_on_the_wire_and_once_per_party_logically():
+    ledger = Ledger(0)
+    message = Train(3, -1, (4, 5, 6), 20, theta(10))
+    ledger.record(message, 2, len(encode(message)) - FRAMING)
+    assert ledger.total("messages") == 1
+    assert ledger.total("wire_payload", phase="model") == Train.wire_size(10, 3)
+    assert ledger.total("wire_framing") == FRAMING
+    assert ledger.total("logical_payload", direction="down") == 3 * Train.wire_size(10, 1)
+    assert ledger.total("logical_payload", party=5) == Train.wire_size(10, 1)
+    assert ledger.total("logical_framing") == 3 * FRAMING
+    assert ledger.total("wire_payload", direction="up") == 0
+
+
+def test_an_account_holds_its_own_bytes_and_merges_to_the_truth():
+    server, client = Hub(2).endpoints
+    server.send(1, Evaluate(1, 0, (0,), 1, theta(7)))
+    client.send(0, Ready(dimension=7, parties=(0,)))
+    client.send_account(0, {"cpu": {"setup": 1.25}})
+    client.send(0, PlainInput(1, 0, b"", b"xyz"))
+    client.send_account(0, {})
+    sent, given_by_client = 0, 0
+    for _ in range(4):
+        _, message = server.poll(1)
+        sent += len(encode(message))
+        if hasattr(message, "rows"):
+            server.ledger.merge(message.rows)
+            given_by_client += message.bytes_given
+    assert given_by_client == sent
+    assert server.ledger.bytes_given() == server.bytes_given + given_by_client
+    assert server.ledger.total("messages", direction="up") == 4
+
+
+def test_the_csv_has_the_same_totals():
+    ledger = Ledger(0)
+    for round in (1, 2):
+        message = Train(round, 0, (0,), 1, theta(5))
+        ledger.record(message, 1, len(encode(message)) - FRAMING)
+    header, *lines = ledger.csv().splitlines()
+    column = header.split(",").index("wire_payload")
+    assert (
+        sum(int(line.split(",")[column]) for line in lines) == ledger.total("wire_payload") == 2 * Train.wire_size(5, 1)
+    )
+    assert lines[0].startswith("1,model,Train,down,1,0,")
