@@ -1,0 +1,168 @@
+"""From a partition's settings and a data set's labels to the sample indices of every party."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmpi.data import catalog, partition
+from fedmpi.data.images import ImageSet
+from fedmpi.errors import ConfigError, DataError
+
+SCHEMES = ("classes", "dirichlet")
+
+#: Fewest training samples of a party under the Dirichlet scheme; fewer cannot fill a batch.
+MIN_SAMPLES = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionSpec:
+    """Everything that decides which party holds which sample."""
+
+    dataset: str
+    data_dir: str | None = None  # folder that contains the official layout; None: download into the cache
+    parties: int
+    scheme: str = "classes"
+    classes_per_party: int = 2  # scheme classes
+    alpha: float = 0.5  # scheme dirichlet
+    test_fraction: float = 0.2  # only for data without an official test split
+    samples_per_party: int = 0  # cap on training samples, test samples follow in proportion; 0: all
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        source = catalog.get(self.dataset)
+        for name in ("parties", "classes_per_party", "samples_per_party", "seed"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise ConfigError(f"{name} = {value!r}: must be a whole number")
+        for name in ("alpha", "test_fraction"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                raise ConfigError(f"{name} = {value!r}: must be a number")
+        partition.check_parties(self.parties)
+        if self.scheme not in SCHEMES:
+            raise ConfigError(f"scheme = {self.scheme!r}: must be one of {', '.join(SCHEMES)}")
+        if self.scheme == "classes":
+            partition.check_classes_per_party(self.classes_per_party, source.num_classes)
+        else:
+            partition.check_alpha(self.alpha)
+        if not 0 < self.test_fraction < 1:
+            raise ConfigError(f"test_fraction = {self.test_fraction}: must lie between 0 and 1")
+        fewest = self.classes_per_party if self.scheme == "classes" else 1
+        if self.samples_per_party and self.samples_per_party < fewest:
+            raise ConfigError(
+                f"samples_per_party = {self.samples_per_party}: must be 0 (all) or at least {fewest}, "
+                "one of each class of a party"
+            )
+
+    def canonical(self) -> dict[str, Any]:
+        """The settings that have an effect. data_dir is not among them: the same files may lie anywhere."""
+        by_classes = self.scheme == "classes"
+        return {
+            "dataset": self.dataset,
+            "parties": self.parties,
+            "scheme": self.scheme,
+            "classes_per_party": self.classes_per_party if by_classes else None,
+            "alpha": None if by_classes else float(self.alpha),
+            "test_fraction": None if catalog.get(self.dataset).has_test else float(self.test_fraction),
+            "samples_per_party": self.samples_per_party,
+            "seed": self.seed,
+        }
+
+    def fingerprint(self) -> list[tuple[str, int, int]] | None:
+        """Name, size and time of every official file, so that replaced files are not served from old prepared ones.
+
+        None where there is no folder to look at: what comes with scikit-learn, and downloads, whose checksums make
+        them the same everywhere.
+        """
+        if self.data_dir is None:
+            return None
+        paths = catalog.get(self.dataset).locate(Path(self.data_dir).expanduser())
+        stats = [(path.name, path.stat()) for path in paths]
+        return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats] or None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Indices per party; the test indices point into the training arrays if there is no official test split."""
+
+    train: list[np.ndarray]
+    test: list[np.ndarray]
+    classes: list[list[int]]  # classes of each party's training samples, ascending
+    public: np.ndarray | slice  # training rows that were not held out for any party's test
+
+
+def keyed_rng(seed: int, *purpose: object) -> np.random.Generator:
+    """A generator for one purpose: no draw depends on how many draws were made for another."""
+    label = "/".join(str(part) for part in (seed, "partition", *purpose))
+    key = hashlib.sha256(label.encode()).digest()[:16]
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+
+
+def make_plan(spec: PartitionSpec, data: ImageSet) -> Plan:
+    y, test_y = data.train_y, data.test_y
+    train, test = _split(spec, data)
+    public: np.ndarray | slice = slice(None)
+    if test_y is None:
+        marks = [
+            partition.hold_out(y[part], spec.test_fraction, keyed_rng(spec.seed, "hold-out", party))
+            for party, part in enumerate(train)
+        ]
+        test = [part[mark] for part, mark in zip(train, marks)]
+        train = [part[~mark] for part, mark in zip(train, marks)]
+        test_y = y
+        public = np.ones(len(y), dtype=bool)
+        public[np.concatenate(test)] = False
+    classes = []
+    for party in range(spec.parties):
+        train[party], test[party] = _capped(spec, party, y, train[party], test_y, test[party])
+        if len(train[party]) == 0 or len(test[party]) == 0:
+            raise DataError(
+                f"party {party} of {spec.parties} would have {len(train[party])} training and {len(test[party])} test "
+                f"samples of {spec.dataset}: use fewer parties"
+            )
+        classes.append([int(c) for c in np.unique(y[train[party]])])
+    return Plan(train, test, classes, public)
+
+
+def _split(spec: PartitionSpec, data: ImageSet) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """All samples to the parties; the second list stays empty if there is no official test split."""
+    for_train, for_test = keyed_rng(spec.seed, "train"), keyed_rng(spec.seed, "test")
+    if spec.scheme == "classes":
+        assignment = partition.assign_classes(
+            spec.parties, spec.classes_per_party, data.num_classes, keyed_rng(spec.seed, "assignment")
+        )
+        train = partition.split_by_classes(data.train_y, assignment, for_train)
+        return train, [] if data.test_y is None else partition.split_by_classes(data.test_y, assignment, for_test)
+    # without a test set, one sample more than there are classes makes sure that some class has two to hold one out from
+    minimum = max(MIN_SAMPLES, data.num_classes + 1) if data.test_y is None else MIN_SAMPLES
+    proportions = partition.draw_proportions(
+        data.train_y,
+        data.num_classes,
+        spec.parties,
+        spec.alpha,
+        minimum,
+        keyed_rng(spec.seed, "proportions"),
+        data.test_y,
+    )
+    train = partition.split_by_proportions(data.train_y, proportions, for_train)
+    return train, [] if data.test_y is None else partition.split_by_proportions(data.test_y, proportions, for_test)
+
+
+def _capped(
+    spec: PartitionSpec, party: int, y: np.ndarray, train: np.ndarray, test_y: np.ndarray, test: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """At most `samples_per_party` training samples, and test samples in proportion but one of each class at least."""
+    cap = spec.samples_per_party
+    if not 0 < cap < len(train):
+        return train, test
+    share = cap / len(train)
+    train = train[partition.thin_out(y[train], cap, keyed_rng(spec.seed, "cap-train", party))]
+    # a cap below the number of classes drops some from the training samples; do not test on those
+    test = test[np.isin(test_y[test], y[train])]
+    keep = max(round(share * len(test)), len(np.unique(test_y[test])))
+    return train, test[partition.thin_out(test_y[test], keep, keyed_rng(spec.seed, "cap-test", party))]
