@@ -1,0 +1,1 @@
+"""Cryptographic primitives. Bytes in, bytes out."""

@@ -1,0 +1,1 @@
+"""Mechanisms (what noise is added) and the accountant (what it proves)."""

@@ -1,0 +1,231 @@
+"""What a run may say about its epsilon, in one place and always in the same words.
+
+`epsilon_outside` is about the released models, `epsilon_server` about rank 0. Both are null where nothing holds, and
+then `epsilon_nominal`, the paper's arithmetic, stands beside the reason. `epsilon_kind` is one of
+
+    holds      proven for the mechanism that ran, under the trust that is listed
+    simulated  the figure is right for the mechanism, but its noise can be recomputed from the run's seed
+    nominal    arithmetic that the mechanism does not live up to
+    none       no noise was added
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedmpi.errors import ConfigError
+
+SUPPORTS = ("own", "union", "shared", "dense")
+AGGREGATIONS = ("plain", "secure", "hybrid")
+ENTROPIES = ("seeded", "os")
+ACCOUNTANTS = ("rdp", "pld")
+METRICS = ("none", "securesum", "party")
+DENOMINATORS = ("fixed", "survivors")
+
+_NO_NOISE = "no noise was added"
+_DATA_SUPPORT = (
+    "the support is chosen from private data and shows in what is sent and in the model; noise on the values does not "
+    "cover it"
+)
+_CONTINUOUS = "the PLD figure is that of the continuous Gaussian, while the noise that was added is integer"
+_FLOAT_NOISE = "the noise that was added is not the integer mechanism of the proof"
+_SURVIVORS = (
+    "epsilon_outside is not known: the sum was divided by the number of survivors, and the sensitivity does not count "
+    "that this number changes with the party"
+)
+_RECOMPUTABLE = "the noise can be recomputed from the run's seed, so it protects nobody"
+_WOULD_HOLD = "the figure is what the same run with --entropy os would hold"
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Everything that a run claims about differential privacy, and what it does not."""
+
+    epsilon_outside: float | None
+    epsilon_server: float | None
+    epsilon_nominal: float | None
+    epsilon_kind: str
+    reason: str
+    private: bool
+    delta: float
+    trust: list[str]
+    released: list[str]
+
+    def __post_init__(self) -> None:
+        # JSON has no NaN and no infinity: where a number would be one, the field is None and the reason says why.
+        for name in ("epsilon_outside", "epsilon_server", "epsilon_nominal"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value >= 0.0):
+                raise ValueError(f"{name} is {value}: a statement holds numbers or None")
+
+    def as_dict(self) -> dict[str, Any]:
+        """For privacy.json."""
+        return asdict(self)
+
+
+def state(
+    *,
+    support: str,
+    aggregation: str,
+    entropy: str,
+    accountant: str,
+    sigma: float,
+    epsilon_outside: float,
+    epsilon_server: float,
+    epsilon_nominal: float,
+    delta: float,
+    parties: int,
+    metrics: str = "none",
+    colluding: int = 0,
+    integer_noise: bool = True,
+    denominator: str = "fixed",
+) -> Statement:
+    """The statement of a run.
+
+    The three numbers are what the accountants say: of the rounds as they were, of the worst party's ledger towards the
+    server, and of the configured sigma and q over the rounds that were run. `integer_noise` says that rounding and
+    noise were the integer mechanism, with its sensitivity and sum divergence accounted for.
+    """
+    _check("support", support, SUPPORTS)
+    _check("aggregation", aggregation, AGGREGATIONS)
+    _check("entropy", entropy, ENTROPIES)
+    _check("accountant", accountant, ACCOUNTANTS)
+    _check("metrics", metrics, METRICS)
+    _check("denominator", denominator, DENOMINATORS)
+    for name, value in (
+        ("epsilon_outside", epsilon_outside),
+        ("epsilon_server", epsilon_server),
+        ("epsilon_nominal", epsilon_nominal),
+    ):
+        if not value >= 0.0:
+            raise ValueError(f"{name} is {value}: expected a number from 0 to infinity")
+    released = _released(support, aggregation, metrics)
+
+    if sigma == 0.0:
+        released.insert(0, "the models, without noise")
+        return Statement(None, None, None, "none", _NO_NOISE, False, delta, ["nothing is claimed"], released)
+
+    # What keeps the arithmetic from being a guarantee, whoever drew the noise.
+    faults = []
+    if support in ("own", "union"):
+        faults.append(_DATA_SUPPORT)
+    if accountant == "pld":
+        faults.append(_CONTINUOUS)
+    if not integer_noise:
+        faults.append(_FLOAT_NOISE)
+
+    outside, server, nominal = (
+        value if math.isfinite(value) else None for value in (epsilon_outside, epsilon_server, epsilon_nominal)
+    )
+    reasons = list(faults)
+    if faults:
+        kind, outside, server = "nominal", None, None
+    else:
+        if outside is None:
+            reasons.append("epsilon_outside is unbounded: a round was released without noise")
+        if server is None:
+            reasons.append("epsilon_server is unbounded: in some round rank 0 saw an update without noise that counts")
+        kind = "none" if outside is None and server is None else "holds" if entropy == "os" else "simulated"
+        if denominator == "survivors" and outside is not None:
+            reasons.append(_SURVIVORS)
+            outside = None
+    if nominal is None:
+        reasons.append("epsilon_nominal is unbounded")
+    if entropy == "seeded":
+        reasons.append(_RECOMPUTABLE)
+        if kind == "simulated":
+            reasons.append(_WOULD_HOLD)
+    return Statement(
+        epsilon_outside=outside,
+        epsilon_server=server,
+        epsilon_nominal=nominal,
+        epsilon_kind=kind,
+        reason="; ".join(reasons),
+        private=kind == "holds" and outside is not None and server is not None,
+        delta=delta,
+        trust=_trust(aggregation, parties, colluding),
+        released=released,
+    )
+
+
+def _check(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(f"{name} {value!r}: must be one of {', '.join(allowed)}")
+
+
+_SUMMED = (
+    "rank 0 follows the protocol and sees sums only; one party's update is there or is zero (sensitivity C), under the "
+    "noise of the survivors"
+)
+_LOCAL = (
+    "rank 0 sees the party's own update: the local figure, one update replaced by any other (sensitivity 2C), under "
+    "the party's own noise sigma C / sqrt(n_t)"
+)
+
+
+def _trust(aggregation: str, parties: int, colluding: int) -> list[str]:
+    server = {
+        "plain": _LOCAL,
+        "secure": _SUMMED,
+        "hybrid": f"for a party in the clear, {_LOCAL}; for the others, {_SUMMED}",
+    }[aggregation]
+    return [
+        "epsilon_outside: against whoever sees the released models and nothing else; "
+        f"one of {parties} parties is added or removed with all its data; "
+        "rank 0 is honest: it draws the cohorts in secret, sums as stated and releases nothing else",
+        f"epsilon_server: {server}; no amplification by sampling, because rank 0 knows the cohorts; "
+        "composed over the rounds that the worst party really joined",
+        f"colluding parties: {colluding}; their noise is not counted towards rank 0",
+        "every party clips, rounds and adds its share of the noise as the protocol says: "
+        "a share that is left out cannot be seen",
+    ]
+
+
+def _released(support: str, aggregation: str, metrics: str) -> list[str]:
+    lines = ["to rank 0: which parties were in each cohort, and which of them dropped out"]
+    if metrics == "party":
+        lines.append("each party's evaluation metrics, sent to rank 0 as they are")
+    elif metrics == "securesum":
+        lines.append("the sums of the parties' evaluation metrics, without noise")
+    if support == "own":
+        lines.append("each party's support: which coordinates its update has")
+    elif support == "union":
+        lines.append("each party's support to rank 0, and the union of the supports to every party of the cohort")
+    if aggregation == "hybrid":
+        lines.append("which parties share in the clear, a choice that depends on their data")
+    return lines
+
+
+def noise_to_signal(sigma: float, q: float, parties: int, coordinates: int) -> float:
+    """The norm of one round's noise in the mean update, sigma C/(qN) sqrt(coordinates), over the largest norm that a
+    mean update can have, C. Above 1 the noise is the larger of the two whatever the parties learnt."""
+    return sigma * math.sqrt(coordinates) / (q * parties)
+
+
+def describe(sigma: float, q: float, parties: int, coordinates: int, bound: float) -> str:
+    """The line that is printed before a run starts."""
+    if sigma == 0.0:
+        return f"noise: none; a mean update has norm {bound:g} at most"
+    ratio = noise_to_signal(sigma, q, parties, coordinates)
+    return (
+        f"noise: sigma {sigma:.4g}; a round's noise has norm {ratio * bound:.3g} over {coordinates} coordinates, "
+        f"the largest possible mean update {bound:g}: ratio {ratio:.3g}"
+    )
+
+
+def warnings(delta: float, parties: int, ratio: float) -> list[str]:
+    """What must be said before a run starts, a line each; `ratio` is that of `noise_to_signal`, 0 without noise."""
+    lines = []
+    if ratio > 0.0 and delta * parties >= 1.0:
+        lines.append(
+            f"delta {delta:g} is not below 1/parties = {1.0 / parties:g}: "
+            "such a delta allows the data of one party to be released whole"
+        )
+    if ratio > 1.0:
+        lines.append(
+            f"one round's noise is {ratio:.3g} times the largest possible mean update: little or nothing can be learnt "
+            "through it; more parties, fewer coordinates or a larger epsilon would help"
+        )
+    return lines

@@ -1,0 +1,185 @@
+"""What a run says about its epsilon: one test for each rule."""
+
+import itertools
+import json
+import math
+
+import pytest
+
+from fedmpi.errors import ConfigError
+from fedmpi.privacy import statement
+from fedmpi.privacy.statement import Statement, describe, noise_to_signal, state, warnings
+
+BASE = {
+    "support": "shared",
+    "aggregation": "secure",
+    "entropy": "os",
+    "accountant": "rdp",
+    "sigma": 40.0,
+    "epsilon_outside": 0.9,
+    "epsilon_server": 1.7,
+    "epsilon_nominal": 0.8,
+    "delta": 1e-5,
+    "parties": 20,
+}
+
+
+def say(**changed):
+    return state(**{**BASE, **changed})
+
+
+@pytest.mark.parametrize("support", ["shared", "dense"])
+@pytest.mark.parametrize("aggregation", statement.AGGREGATIONS)
+def test_secret_integer_noise_on_a_public_support_holds(support, aggregation):
+    said = say(support=support, aggregation=aggregation)
+    assert (said.epsilon_outside, said.epsilon_server, said.epsilon_nominal) == (0.9, 1.7, 0.8)
+    assert said.epsilon_kind == "holds" and said.private and said.reason == ""
+
+
+@pytest.mark.parametrize("support", ["shared", "dense"])
+def test_noise_from_the_seed_is_a_simulation(support):
+    said = say(support=support, entropy="seeded")
+    assert (said.epsilon_outside, said.epsilon_server, said.epsilon_nominal) == (0.9, 1.7, 0.8)
+    assert said.epsilon_kind == "simulated" and not said.private
+    assert "recomputed from the run's seed" in said.reason
+    assert "what the same run with --entropy os would hold" in said.reason
+
+
+@pytest.mark.parametrize("support", ["own", "union"])
+@pytest.mark.parametrize("entropy", statement.ENTROPIES)
+def test_a_support_taken_from_private_data_is_nominal(support, entropy):
+    said = say(support=support, entropy=entropy, aggregation="plain")
+    assert said.epsilon_outside is None and said.epsilon_server is None
+    assert said.epsilon_nominal == 0.8 and said.epsilon_kind == "nominal" and not said.private
+    assert "chosen from private data and shows in what is sent and in the model" in said.reason
+    assert ("recomputed" in said.reason) == (entropy == "seeded")
+    assert "would hold" not in said.reason
+    assert any("support" in line for line in said.released)
+
+
+def test_pld_is_nominal_because_the_noise_is_integer():
+    said = say(accountant="pld")
+    assert said.epsilon_outside is None and said.epsilon_server is None
+    assert said.epsilon_nominal == 0.8 and said.epsilon_kind == "nominal" and not said.private
+    assert "continuous Gaussian" in said.reason and "integer" in said.reason
+
+
+def test_float_noise_is_nominal():
+    said = say(integer_noise=False)
+    assert said.epsilon_outside is None and said.epsilon_server is None
+    assert said.epsilon_nominal == 0.8 and said.epsilon_kind == "nominal" and not said.private
+    assert "not the integer mechanism" in said.reason
+
+
+@pytest.mark.parametrize("support", statement.SUPPORTS)
+def test_no_noise_claims_nothing(support):
+    said = say(support=support, sigma=0.0, epsilon_outside=math.inf, epsilon_server=math.inf, epsilon_nominal=math.inf)
+    assert said.epsilon_outside is said.epsilon_server is said.epsilon_nominal is None
+    assert said.epsilon_kind == "none" and not said.private
+    assert said.reason == "no noise was added"
+    assert said.released[0] == "the models, without noise"
+
+
+def test_an_unbounded_figure_is_null_with_its_reason():
+    said = say(epsilon_server=math.inf)
+    assert said.epsilon_outside == 0.9 and said.epsilon_server is None
+    assert said.epsilon_kind == "holds" and not said.private
+    assert "epsilon_server is unbounded" in said.reason and "epsilon_outside" not in said.reason
+    said = say(epsilon_server=math.inf, epsilon_outside=math.inf)
+    assert said.epsilon_kind == "none" and "epsilon_outside is unbounded" in said.reason
+    said = say(epsilon_nominal=math.inf)
+    assert said.epsilon_nominal is None and "epsilon_nominal is unbounded" in said.reason
+
+
+def test_a_denominator_that_counts_survivors_has_no_figure_outside():
+    said = say(denominator="survivors")
+    assert said.epsilon_outside is None and said.epsilon_server == 1.7 and not said.private
+    assert "number of survivors" in said.reason
+
+
+def test_trust_says_who_must_be_honest():
+    secure, plain, hybrid = (say(aggregation=a, colluding=2).trust for a in ("secure", "plain", "hybrid"))
+    for trust in (secure, plain, hybrid):
+        text = " ".join(trust)
+        assert "whoever sees the released models and nothing else" in text
+        assert "one of 20 parties is added or removed" in text
+        assert "rank 0 is honest" in text
+        assert "no amplification by sampling" in text
+        assert "the worst party really joined" in text
+        assert "colluding parties: 2" in text
+    local = "the local figure, one update replaced by any other (sensitivity 2C), under the party's own noise sigma C"
+    assert local in plain[1] and local in hybrid[1] and local not in secure[1]
+    assert "sees sums only" in secure[1] and "sees sums only" in hybrid[1] and "sees sums only" not in plain[1]
+    assert "colluding parties: 0" in " ".join(say().trust)
+
+
+def test_what_leaves_beside_the_models_is_listed():
+    assert any("each party's evaluation metrics" in line for line in say(metrics="party").released)
+    assert any("sums of the parties' evaluation metrics" in line for line in say(metrics="securesum").released)
+    assert not any("metrics" in line for line in say(metrics="none").released)
+    assert any("in the clear" in line for line in say(aggregation="hybrid").released)
+    assert any("cohort" in line for line in say().released)
+
+
+def test_every_statement_is_plain_json():
+    numbers = [0.0, 1.5, math.inf]
+    for support, aggregation, entropy, kind in itertools.product(
+        statement.SUPPORTS, statement.AGGREGATIONS, statement.ENTROPIES, statement.ACCOUNTANTS
+    ):
+        for sigma, outside, server in itertools.product([0.0, 3.0], numbers, numbers):
+            said = say(
+                support=support,
+                aggregation=aggregation,
+                entropy=entropy,
+                accountant=kind,
+                sigma=sigma,
+                epsilon_outside=outside,
+                epsilon_server=server,
+                epsilon_nominal=server,
+            )
+            back = json.loads(json.dumps(said.as_dict(), allow_nan=False))
+            assert Statement(**back) == said
+            # A missing number is always explained, and nothing is private that is not whole.
+            if None in (said.epsilon_outside, said.epsilon_server, said.epsilon_nominal):
+                assert said.reason
+            assert said.private <= (
+                said.epsilon_kind == "holds" and None not in (said.epsilon_outside, said.epsilon_server)
+            )
+            assert said.private <= (entropy == "os" and support in ("shared", "dense") and kind == "rdp" and sigma > 0)
+
+
+@pytest.mark.parametrize("wrong", ["support", "aggregation", "entropy", "accountant", "metrics", "denominator"])
+def test_unknown_settings_raise(wrong):
+    with pytest.raises(ConfigError, match=f"{wrong} 'x': must be one of"):
+        say(**{wrong: "x"})
+
+
+@pytest.mark.parametrize("bad", [math.nan, -1.0])
+def test_no_statement_is_made_of_a_number_that_is_none(bad):
+    for name in ("epsilon_outside", "epsilon_server", "epsilon_nominal"):
+        with pytest.raises(ValueError, match=name):
+            say(**{name: bad})
+    with pytest.raises(ValueError, match="epsilon_outside"):
+        Statement(math.inf, None, None, "holds", "", True, 1e-5, [], [])
+
+
+def test_noise_to_signal_is_what_the_paper_settings_make_it():
+    # epsilon 1, 20 parties, all of them every round, 270,000 coordinates: about a thousand.
+    ratio = noise_to_signal(40.45, 1.0, 20, 270_000)
+    assert ratio == pytest.approx(40.45 * math.sqrt(270_000) / 20) and 1000 < ratio < 1100
+    assert noise_to_signal(8.0, 0.25, 400, 100) == 0.8
+    line = describe(40.45, 1.0, 20, 270_000, 0.01)
+    assert "sigma 40.45" in line and "norm 10.5 over 270000" in line and "ratio 1.05e+03" in line and "\n" not in line
+    assert describe(0.0, 1.0, 20, 10, 0.01).startswith("noise: none")
+
+
+def test_warnings():
+    assert warnings(1e-5, 20, 0.5) == []
+    (line,) = warnings(0.05, 20, 0.5)
+    assert "delta 0.05 is not below 1/parties = 0.05" in line
+    (line,) = warnings(1e-5, 20, 1050.0)
+    assert "1.05e+03 times the largest possible mean update" in line
+    assert warnings(1e-5, 20, 1.0) == []
+    assert len(warnings(0.1, 20, 3.0)) == 2
+    # Without noise nothing is claimed, so there is nothing to warn of.
+    assert warnings(0.1, 20, 0.0) == []
