@@ -1,0 +1,1 @@
+"""How a sum of vectors reaches the server. Knows neither what is trained nor how bytes travel."""

@@ -1,0 +1,76 @@
+"""Plain aggregation: every party sends its encoded update in the clear, the server adds integers."""
+
+import numpy as np
+
+from fedmpi.aggregation.base import PartySession, ServerSession, Sum
+from fedmpi.errors import ProtocolError, WireError
+from fedmpi.secagg.encoding import Encoding
+from fedmpi.wire.bits import pack, packed_size, unpack
+from fedmpi.wire.messages import PlainInput
+from fedmpi.wire.support import decode_support, encode_support
+
+
+class PlainParty(PartySession):
+    def __init__(self, round: int, party: int, encoding: Encoding, dimension: int, values: np.ndarray, support=None):
+        """`values` in Z_{2^b} on `support`; None: the round's public support, which need not be sent."""
+        coded = b"" if support is None else encode_support(support, dimension)
+        self._message = PlainInput(round, party, coded, pack(values, encoding.bits))
+
+    def start(self):
+        return [self._message]
+
+
+class PlainServer(ServerSession):
+    def __init__(self, round: int, cohort: tuple[int, ...], encoding: Encoding, dimension: int, own_support: bool):
+        self._round = round
+        self._encoding = encoding
+        self._dimension = dimension
+        self._own = own_support
+        self._missing = set(cohort)
+        self._heard: list[int] = []
+        self._total = np.zeros(dimension if own_support else encoding.dimension, np.uint64)
+
+    def receive(self, message):
+        values, support = self._check(message)
+        # Integers modulo 2^64, cut to 2^b at the end: the order of arrival cannot matter.
+        if support is None:
+            self._total += values
+        else:
+            self._total[support] += values
+        self._missing.remove(message.party)
+        self._heard.append(message.party)
+        return []
+
+    def _check(self, message) -> tuple[np.ndarray, np.ndarray | None]:
+        def wrong(what: str) -> ProtocolError:
+            return ProtocolError(what, party=message.party, phase="update")
+
+        if not isinstance(message, PlainInput):
+            raise wrong(f"sent {type(message).__name__}, expected PlainInput")
+        if message.round != self._round:
+            raise wrong(f"sent an update of round {message.round} in round {self._round}")
+        if message.party not in self._missing:
+            raise wrong("sent a second update" if message.party in self._heard else "is not in this round's cohort")
+        if bool(message.support) != self._own:
+            raise wrong("sent a support, none was asked for" if message.support else "sent no support")
+        count, bits = self._encoding.dimension, self._encoding.bits
+        if len(message.values) != packed_size(count, bits):
+            raise wrong(f"sent {len(message.values)} bytes of values, expected {packed_size(count, bits)}")
+        try:
+            values = unpack(message.values, count, bits)
+            support = decode_support(message.support, self._dimension, max_count=count) if self._own else None
+        except WireError as error:
+            raise wrong(str(error)) from None
+        if support is not None and len(support) != count:
+            raise wrong(f"sent a support of {len(support)} coordinates, expected {count}")
+        return values, support
+
+    @property
+    def done(self):
+        return not self._missing
+
+    def waiting(self):
+        return tuple(sorted(self._missing))
+
+    def result(self):
+        return Sum(self._encoding.unwrap(self._total), tuple(sorted(self._heard)))

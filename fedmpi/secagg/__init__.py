@@ -1,0 +1,1 @@
+"""Secure aggregation: fixed-point encoding of what is summed."""
