@@ -1,0 +1,116 @@
+"""Command line to Config: preset, then --config file, then flags. Read on rank 0 only."""
+
+import contextlib
+import importlib.resources
+import io
+from pathlib import Path
+
+import yaml
+
+from fedmpi.config import Config, check, from_dict
+from fedmpi.errors import ConfigError
+
+
+def presets() -> dict[str, str]:
+    """Every preset and the comment that opens it."""
+    folder = importlib.resources.files("fedmpi") / "presets"
+    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+    found = {}
+    for name in names:
+        first = (folder / name).read_text().splitlines()[0]
+        found[name.removesuffix(".yaml")] = first.removeprefix("#").strip()
+    return found
+
+
+def resolve(argv: list[str]) -> Config:
+    """The checked configuration that `argv` asks for. --help and --presets print and raise SystemExit(0)."""
+    if "--presets" in argv:
+        width = max(map(len, presets()))
+        print("\n".join(f"{name:<{width}}  {about}" for name, about in presets().items()))
+        raise SystemExit(0)
+    base = Config()
+    preset, argv = _take_option(argv, "--preset")
+    resume, _ = _take_option(argv, "--resume")
+    file, argv = _take_option(argv, "--config")
+    if resume is not None:
+        # A resumed run is the same run: its own resolved configuration comes first, flags may only repeat or extend it.
+        base = _read(Path(resume) / "config.yaml", base)
+    if preset is not None or resume is None:
+        preset = preset or base.run.preset
+        base = from_dict(_preset(preset), base, f"preset {preset}")
+        base = from_dict({"run": {"preset": preset}}, base, "--preset")
+    if file is not None:
+        base = _read(Path(file), base)
+    return check(_flags(argv, base))
+
+
+def _preset(name: str) -> dict:
+    if name not in presets():
+        raise ConfigError(f"preset = {name}: must be one of {', '.join(presets())}")
+    return yaml.safe_load((importlib.resources.files("fedmpi") / "presets" / f"{name}.yaml").read_text()) or {}
+
+
+def _read(path: Path, base: Config) -> Config:
+    try:
+        settings = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = getattr(error, "problem_mark", None)
+        line = f" line {where.line + 1}" if where else ""
+        raise ConfigError(f"{path}{line}: not YAML ({getattr(error, 'problem', None) or 'unreadable text'})") from None
+    return from_dict(settings or {}, base, str(path))
+
+
+def _take_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
+    """The last value of an option that must be known before the others are parsed, and argv without it."""
+    value, rest, index = None, [], 0
+    while index < len(argv):
+        if argv[index] == name:
+            if index + 1 == len(argv):
+                raise ConfigError(f"{name} needs a value")
+            value = argv[index + 1]
+            index += 2
+        elif argv[index].startswith(name + "="):
+            value = argv[index].partition("=")[2]
+            index += 1
+        else:
+            rest.append(argv[index])
+            index += 1
+    return value, rest
+
+
+def _flags(argv: list[str], base: Config) -> Config:
+    import tyro  # 0.1 s, and only rank 0 comes here
+
+    wants_help = any(word in ("-h", "--help") for word in argv)
+    said = io.StringIO()
+    try:
+        with contextlib.nullcontext() if wants_help else contextlib.redirect_stderr(said):
+            return tyro.cli(
+                tyro.conf.OmitArgPrefixes[Config], args=argv, default=base, prog="fedmpi", description=_help()
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+    raise ConfigError(_one_line(said.getvalue()))
+
+
+def _help() -> str:
+    return (
+        f"{Config.__doc__}\n\nSettings come from --preset NAME (default demo; list: --presets), then --config FILE "
+        "(YAML, grouped as below), then the flags."
+    )
+
+
+def _one_line(box: str) -> str:
+    """The sentence inside tyro's framed error: a title, a rule, the sentence, a rule, a hint."""
+    sections = [[]]
+    for line in box.splitlines():
+        bare = line.strip(" │├┤")
+        if line.lstrip().startswith(("╭", "╰")) or (bare and not bare.strip("-─")):
+            sections.append([])
+        else:
+            sections[-1].append(bare)
+    text = " ".join(" ".join(sections[min(1, len(sections) - 1)]).split()).rstrip(".")
+    return f"{text} (fedmpi --help lists every option)"

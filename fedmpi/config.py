@@ -1,0 +1,280 @@
+"""What a run is: frozen dataclasses, one per layer, with the range of every field beside it.
+
+Field names are unique over all layers, so that each is one plain flag on the command line (`--epsilon`, `--rounds`).
+Presets and `--config` files group them by layer, as `config.yaml` of a run does.
+"""
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fedmpi.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """Allowed values of a number; `over` excludes its bound, `least` includes it."""
+
+    least: float | None = None
+    over: float | None = None
+    most: float | None = None
+    finite: bool = True
+
+    def allows(self, value: float) -> bool:
+        if math.isnan(value) or (self.finite and math.isinf(value)):
+            return False
+        return (
+            (self.least is None or value >= self.least)
+            and (self.over is None or value > self.over)
+            and (self.most is None or value <= self.most)
+        )
+
+    def __str__(self) -> str:
+        low = f">= {self.least:g}" if self.least is not None else f"> {self.over:g}" if self.over is not None else ""
+        high = f"<= {self.most:g}" if self.most is not None else ""
+        return " and ".join(part for part in (low, high) if part) or "a finite number"
+
+
+Positive = Annotated[float, Range(over=0)]
+NonNegative = Annotated[float, Range(least=0)]
+Count = Annotated[int, Range(least=1)]
+CountOrZero = Annotated[int, Range(least=0)]
+Fraction = Annotated[float, Range(over=0, most=1)]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What to run, how long, and where it goes."""
+
+    preset: str = "demo"
+    """settings to start from: see `fedmpi --presets`"""
+    method: str = "dp-pfeddsu"
+    """what is trained and shared"""
+    rounds: Count = 30
+    """T, global rounds"""
+    parties: Count = 20
+    """N, logical clients; more than client ranks means several on each rank"""
+    seed: CountOrZero = 0
+    """one seed for data, training, sampling, rounding and (entropy seeded) noise"""
+    out: str | None = None
+    """the run's folder (default: runs/<preset>-<method>-s<seed>)"""
+    resume: str | None = None
+    """continue the run in this folder from its last checkpoint"""
+    checkpoint_every: CountOrZero = 10
+    """rounds between checkpoints; 0: none"""
+    round_deadline: Positive = 3600.0
+    """seconds that one phase of a round may take before the run ends with an error"""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Whose data: the data set and how it is split over parties."""
+
+    dataset: str = "digits"
+    """digits (embedded), cifar10, cifar100, emnist"""
+    data_dir: str | None = None
+    """folder with the data set in its official layout (default: download to the cache)"""
+    cache_dir: str | None = None
+    """where prepared data is kept (default: $FEDMPI_CACHE or ~/.cache/fedmpi)"""
+    partition: Literal["classes", "dirichlet"] = "classes"
+    """classes: exactly s classes a party, as FedRep does; dirichlet: class shares drawn from Dirichlet(alpha)"""
+    classes_per_party: Count = 5
+    """s, for partition classes"""
+    alpha: Positive = 0.5
+    """concentration, for partition dirichlet"""
+    test_fraction: Annotated[float, Range(over=0, most=0.9)] = 0.2
+    """share of each party's samples kept for testing, where the data set has no test split"""
+    samples_per_party: CountOrZero = 0
+    """most training samples of a party; 0: all it has"""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The network: a shared extractor and a head that never leaves its party."""
+
+    network: Literal["cnn", "resnet20"] = "cnn"
+    """cnn for 8x8 digits, resnet20 (He 2016, option A) for the papers' data"""
+    norm: Literal["batch", "group"] = "batch"
+    """normalisation; batch statistics stay on the party"""
+
+
+@dataclass(frozen=True)
+class Training:
+    """Local work of a party in one round, DSU algorithm 1."""
+
+    head_epochs: CountOrZero = 15
+    """phase 1: epochs on the head, extractor frozen"""
+    ext_epochs: Count = 5
+    """phase 2: epochs on the extractor, head frozen"""
+    batch_size: Count = 32
+    """samples a step"""
+    head_lr: Positive = 0.01
+    """learning rate of the head"""
+    ext_lr: Positive = 0.01
+    """learning rate of the extractor"""
+    sparse_layers: CountOrZero = 4
+    """k: the last k convolution layers are sparsified; 0 switches reparameterisation off"""
+    density: Fraction = 0.05
+    """S: share of a sparsified layer's weights that stay; 1 switches reparameterisation off"""
+    dan_weight: NonNegative = 0.2
+    """lambda of the dynamic adaptive norm, DSU (10); 0 switches it off"""
+    gradient: Literal["masked", "straight-through"] = "masked"
+    """gradient of the masked weights: through the mask, or dense"""
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server does with the sum."""
+
+    server_lr: Positive = 1.0
+    """eta_g, DSU algorithm 1 line 6"""
+    denominator: Literal["expected", "survivors"] = "expected"
+    """divide the sum by qN, as the sensitivity assumes, or by those who answered"""
+
+
+@dataclass(frozen=True)
+class Privacy:
+    """Clipping, noise and the accountant."""
+
+    epsilon: Annotated[float, Range(over=0, finite=False)] = 1.0
+    """target; inf adds no noise"""
+    delta: Annotated[float, Range(over=0, most=0.5)] = 1e-5
+    """target"""
+    clip: Positive = 0.01
+    """C, DSU (12)"""
+    sampling: Fraction = 1.0
+    """q: each party joins a round with this probability (Poisson)"""
+    min_cohort: Count = 3
+    """a smaller cohort is not run"""
+    accountant: Literal["rdp", "pld"] = "rdp"
+    """rdp holds for the integer noise that is added; pld is tighter, for continuous noise, so nominal here"""
+    entropy: Literal["seeded", "os"] = "seeded"
+    """seeded: reproducible and protects nobody; os: noise keys from the operating system, no hash promise"""
+    metrics: Literal["party", "none"] = "party"
+    """party: losses and test counts of each party reach the server, outside epsilon; none: they stay home"""
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """How updates reach the server."""
+
+    aggregation: Literal["plain"] = "plain"
+    """plain: each encoded update in the clear"""
+    support: Literal["own", "shared", "dense"] = "shared"
+    """who picks the coordinates: each party (own, nominal epsilon), the public model (shared), nobody (dense)"""
+    bits: Annotated[int, Range(least=0, most=64)] = 0
+    """width of an encoded coordinate; 0: the smallest that cannot wrap"""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """When accuracy is measured, and beside what."""
+
+    eval_every: CountOrZero = 5
+    """rounds between evaluations on all parties; 0: only at the end"""
+    local_epochs: CountOrZero = 20
+    """epochs of the local-only model in the closing table; 0: not measured"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where it computes."""
+
+    device: str = "auto"
+    """auto: a GPU by local rank if there is one, else the CPU; or cpu, cuda, cuda:1"""
+    threads: str = "1"
+    """torch threads a rank; results can depend on it, so 1 by default; auto shares the host's cores out"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """mpirun -n RANKS python -m fedmpi.main [OPTIONS]: rank 0 serves, every other rank hosts parties."""
+
+    run: Run = field(default_factory=Run)
+    data: Data = field(default_factory=Data)
+    model: Model = field(default_factory=Model)
+    training: Training = field(default_factory=Training)
+    server: Server = field(default_factory=Server)
+    privacy: Privacy = field(default_factory=Privacy)
+    aggregation: Aggregation = field(default_factory=Aggregation)
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    machine: Machine = field(default_factory=Machine)
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        return dataclasses.asdict(self)
+
+    @property
+    def out(self) -> Path:
+        name = f"{self.run.preset}-{self.run.method}-s{self.run.seed}"
+        return Path(self.run.out or Path("runs") / name)
+
+
+LAYERS = {layer.name: layer.default_factory for layer in dataclasses.fields(Config)}
+
+
+def from_dict(settings: dict, base: Config, source: str) -> Config:
+    """`base` with the settings of a file, grouped by layer; ConfigError names the first one that cannot be."""
+    if not isinstance(settings, dict):
+        raise ConfigError(f"{source}: expected settings grouped by layer ({', '.join(LAYERS)})")
+    layers = {}
+    for layer, values in settings.items():
+        if layer not in LAYERS:
+            raise ConfigError(f"{source}: unknown layer {layer!r}, allowed: {', '.join(LAYERS)}")
+        if not isinstance(values, dict):
+            raise ConfigError(f"{source}: {layer} must hold named settings, not {values!r}")
+        hints = typing.get_type_hints(LAYERS[layer], include_extras=True)
+        for name in values:
+            if name not in hints:
+                raise ConfigError(f"{source}: unknown setting {layer}.{name}, allowed: {', '.join(hints)}")
+        layers[layer] = dataclasses.replace(
+            getattr(base, layer),
+            **{name: _coerce(value, hints[name], f"{source}: {layer}.{name}") for name, value in values.items()},
+        )
+    return dataclasses.replace(base, **layers)
+
+
+def check(config: Config) -> Config:
+    """The config, if every field is in range and they fit each other; otherwise ConfigError with name and value."""
+    for layer, kind in LAYERS.items():
+        part = getattr(config, layer)
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+            value = getattr(part, name)
+            for extra in getattr(hint, "__metadata__", ()):
+                if isinstance(extra, Range) and not extra.allows(value):
+                    raise ConfigError(f"{name} = {value:g}: must be {extra}")
+    if config.privacy.min_cohort > config.run.parties:
+        raise ConfigError(
+            f"min_cohort = {config.privacy.min_cohort}: must be <= parties ({config.run.parties}), or no round can run"
+        )
+    threads = config.machine.threads
+    if threads != "auto" and not (threads.isdecimal() and int(threads) >= 1):
+        raise ConfigError(f"threads = {threads}: must be auto or a number >= 1")
+    return config
+
+
+def _coerce(value, hint, where: str):
+    """A YAML value as its field's type. 1e-5 without a dot is a string in YAML 1.1, so numbers are read leniently."""
+    if typing.get_origin(hint) is Annotated:
+        hint = typing.get_args(hint)[0]
+    if typing.get_origin(hint) is Literal:
+        if value not in typing.get_args(hint):
+            raise ConfigError(f"{where} = {value}: must be one of {', '.join(map(str, typing.get_args(hint)))}")
+        return value
+    if isinstance(hint, types.UnionType):
+        if value is None:
+            return None
+        hint = typing.get_args(hint)[0]
+    if hint is str and isinstance(value, (str, int)) and not isinstance(value, bool):
+        return str(value)
+    if hint is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    raise ConfigError(f"{where} = {value!r}: must be of type {getattr(hint, '__name__', hint)}")
