@@ -1,0 +1,132 @@
+"""What the engine asks of a method, and how it finds one.
+
+A method decides what is trained and what is shared. It never sees a message, a rank or a sum in the making: the engine
+hands it the shared vector and takes back an update. Everything shared is one flat float32 vector.
+
+A method is one file in a `methods` folder, named as the user types it (`dp_pfeddsu.py` is `--method dp-pfeddsu`), that
+defines a class `Method`. A class elsewhere works as well: `--method mypackage.mymodule:MyMethod`.
+"""
+
+import importlib
+import importlib.util
+import pkgutil
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from fedmpi.errors import ConfigError
+
+FOLDERS = ("fedmpi.vision.methods",)
+
+
+@dataclass(frozen=True)
+class LocalUpdate:
+    """What a party's local work yields: the update on its support, before clipping."""
+
+    values: np.ndarray  # float, one per coordinate of the support
+    support: np.ndarray | None = None  # sorted int64 coordinates; None: the public support of this round
+    figures: dict[str, float] = field(default_factory=dict)  # head_loss, loss, penalty
+
+
+@dataclass(frozen=True)
+class Score:
+    """A party's test result."""
+
+    correct: int
+    total: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class References:
+    """What a party reaches without any sharing; the closing table shows them beside the result."""
+
+    untrained_correct: int  # the extractor as it was drawn, the head trained as long as the run will train it
+    local_correct: int  # extractor and head trained alone; 0 if it was not asked for
+    total: int
+
+
+class Algorithm(ABC):
+    """One per rank. Party state stays here between rounds, keyed by party."""
+
+    task: str
+    supports: tuple[str, ...] = ("dense",)  # the values of --support that make sense for it
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """Length of the shared vector."""
+
+    @abstractmethod
+    def initial(self) -> np.ndarray:
+        """The shared vector before round 1, the same on every rank."""
+
+    @abstractmethod
+    def public_support(self, theta: np.ndarray) -> np.ndarray | None:
+        """The coordinates that every party sends in this round, a function of theta alone; None: all of them."""
+
+    @abstractmethod
+    def support_size(self) -> int:
+        """How many coordinates a party sends a round; the same for all, and known before the run."""
+
+    @abstractmethod
+    def local_work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
+        """Train on the party's own data from theta."""
+
+    @abstractmethod
+    def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
+        """Test theta on the party's own test data; leaves no trace in its state."""
+
+    @abstractmethod
+    def references(self, party: int, theta: np.ndarray) -> References:
+        """What the party reaches from the untrained theta on its own; leaves no trace in its state."""
+
+    def step(self, theta: np.ndarray, mean_update: np.ndarray, support: np.ndarray | None) -> np.ndarray:
+        """Server: theta + eta_g * mean update (eta_g is already in it); float64 inside, one rounding at the end."""
+        moved = theta.astype(np.float64)
+        if support is None:
+            moved += mean_update
+        else:
+            moved[support] += mean_update
+        return moved.astype(np.float32)
+
+    @abstractmethod
+    def party_state(self, party: int) -> dict[str, np.ndarray]:
+        """What the party keeps between rounds, for its checkpoint."""
+
+    @abstractmethod
+    def load_party_state(self, party: int, state: dict[str, np.ndarray]) -> None:
+        """Put a checkpointed state back."""
+
+
+def method_names() -> list[str]:
+    """Every method by the name the user types; nothing is imported for it."""
+    root = Path(__file__).parent
+    folders = [str(root.joinpath(*name.split(".")[1:])) for name in FOLDERS]
+    return sorted(
+        entry.name.replace("_", "-") for entry in pkgutil.iter_modules(folders) if not entry.name.startswith("_")
+    )
+
+
+def load_method(name: str) -> type[Algorithm]:
+    """The class behind --method; ConfigError says what there is."""
+    if ":" in name:
+        module_name, _, class_name = name.partition(":")
+        try:
+            return getattr(importlib.import_module(module_name), class_name)
+        except (ImportError, AttributeError) as error:
+            raise ConfigError(f"method = {name}: {error}") from None
+    check_method(name)
+    for folder in FOLDERS:
+        module = f"{folder}.{name.replace('-', '_')}"
+        if importlib.util.find_spec(module):
+            return importlib.import_module(module).Method
+    raise ConfigError(f"method = {name}: not found")
+
+
+def check_method(name: str) -> None:
+    """Refuse an unknown name early, on rank 0, without importing what the method needs."""
+    if ":" not in name and name not in method_names():
+        raise ConfigError(f"method = {name}: must be one of {', '.join(method_names())}, or module:Class")

@@ -1,0 +1,1 @@
+"""Image classification: models, training phases, one file per method."""

@@ -1,0 +1,91 @@
+"""Networks, each in two parts: an extractor (shared) and a linear head (local)."""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedmpi.errors import ConfigError
+
+
+def normaliser(kind: str, channels: int) -> nn.Module:
+    if kind == "batch":
+        return nn.BatchNorm2d(channels)
+    return nn.GroupNorm(min(8, channels), channels)
+
+
+class SmallCNN(nn.Module):
+    """Four 3x3 convolutions for 8x8 digits; most weights lie in the last two, where DSU sparsifies."""
+
+    features = 64
+
+    def __init__(self, channels: int, norm: str):
+        super().__init__()
+        widths, strides = (16, 32, 64, 64), (1, 2, 2, 1)
+        layers, previous = [], channels
+        for width, stride in zip(widths, strides, strict=True):
+            layers += [nn.Conv2d(previous, width, 3, stride, 1, bias=False), normaliser(norm, width), nn.ReLU()]
+            previous = width
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return self.layers(x).mean(dim=(2, 3))
+
+
+class BasicBlock(nn.Module):
+    """He 2016: two 3x3 convolutions and a shortcut without parameters (option A)."""
+
+    def __init__(self, before: int, width: int, stride: int, norm: str):
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, width, 3, stride, 1, bias=False)
+        self.norm1 = normaliser(norm, width)
+        self.conv2 = nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.norm2 = normaliser(norm, width)
+        self.stride = stride
+        self.extra = width - before
+
+    def forward(self, x):
+        out = F.relu(self.norm1(self.conv1(x)))
+        out = self.norm2(self.conv2(out))
+        if self.stride != 1 or self.extra:
+            # Option A: subsample, and pad the new channels with zeros.
+            x = F.pad(
+                x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2)
+            )
+        return F.relu(out + x)
+
+
+class ResNet20(nn.Module):
+    """He 2016, section 4.2 with n = 3: 19 convolutions here, the 20th layer is the head."""
+
+    features = 64
+
+    def __init__(self, channels: int, norm: str):
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
+        self.norm1 = normaliser(norm, 16)
+        blocks, before = [], 16
+        for width, first in ((16, 1), (32, 2), (64, 2)):
+            for stride in (first, 1, 1):
+                blocks.append(BasicBlock(before, width, stride, norm))
+                before = width
+        self.blocks = nn.Sequential(*blocks)
+
+    def forward(self, x):
+        out = F.relu(self.norm1(self.conv1(x)))
+        return self.blocks(out).mean(dim=(2, 3))
+
+
+NETWORKS = {"cnn": SmallCNN, "resnet20": ResNet20}
+
+
+def build_extractor(network: str, channels: int, norm: str) -> nn.Module:
+    if network not in NETWORKS:
+        raise ConfigError(f"network = {network}: must be one of {', '.join(NETWORKS)}")
+    return NETWORKS[network](channels, norm)
+
+
+def initialise(extractor: nn.Module, generator: torch.Generator) -> None:
+    """He initialisation from one generator, module by module, so that every rank draws the same weights."""
+    for module in extractor.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu", generator=generator)
