@@ -1,0 +1,154 @@
+"""The run's folder: what is written, when, and in which words.
+
+config.yaml      the resolved configuration
+rounds.jsonl     a row a round
+messages.csv     the ledger
+privacy.json     the statement about epsilon and how it came about
+summary.json     the run in one object
+"""
+
+import json
+import time
+from pathlib import Path
+
+import psutil
+import yaml
+
+from fedmpi import __version__
+from fedmpi.config import Config
+from fedmpi.errors import ConfigError, DataError
+from fedmpi.privacy.statement import Statement, describe, warnings
+from fedmpi.report.files import write_json, write_text
+from fedmpi.report.terminal import Terminal
+
+
+class Record:
+    def __init__(self, config: Config, transport: str, terminal: Terminal):
+        self.config = config
+        self.out = config.out
+        self.terminal = terminal
+        self.transport = transport
+        self.startup: float | None = None
+
+    def open(self, resume_round: int) -> None:
+        """Claim the folder before any work is done, so that a run cannot end without a place for its result."""
+        try:
+            self.out.mkdir(parents=True, exist_ok=True)
+            if resume_round:
+                self._cut_rows(resume_round)
+            else:
+                if (self.out / "config.yaml").exists():
+                    raise ConfigError(
+                        f"out = {self.out}: holds a run already; choose another folder, or continue it with --resume"
+                    )
+                write_text(self.out / "config.yaml", yaml.safe_dump(self.config.as_dict(), sort_keys=False))
+                write_text(self.out / "rounds.jsonl", "")
+        except OSError as error:
+            raise ConfigError(f"out = {self.out}: cannot be written ({error.strerror or error})") from None
+
+    def opening(self, release, privacy) -> None:
+        """What is said before the first round."""
+        config, encoding = self.config, release.encoding
+        self.terminal.say(
+            f"{config.run.method} on {config.data.dataset}: {config.run.parties} parties, {config.run.rounds} rounds, "
+            f"{encoding.dimension} coordinates of {encoding.bits} bits a party and round, "
+            f"{config.aggregation.aggregation} aggregation, support {config.aggregation.support}"
+        )
+        self.terminal.say(
+            describe(
+                release.multiplier, config.privacy.sampling, config.run.parties, encoding.dimension, config.privacy.clip
+            )
+        )
+        for line in warnings(config.privacy.delta, config.run.parties, privacy.noise_to_signal()):
+            self.terminal.warn(line)
+        if config.machine.threads != "1":
+            self.terminal.warn(f"threads = {config.machine.threads}: the result may depend on placement and cores")
+
+    def first_message(self) -> None:
+        if self.startup is None:
+            self.startup = time.time() - psutil.Process().create_time()
+
+    def round(self, row: dict, statement: Statement) -> None:
+        row = row | {
+            "epsilon_outside": statement.epsilon_outside,
+            "epsilon_server": statement.epsilon_server,
+            "epsilon_nominal": statement.epsilon_nominal,
+            "epsilon_kind": statement.epsilon_kind,
+        }
+        with open(self.out / "rounds.jsonl", "a", encoding="utf-8") as stream:
+            stream.write(json.dumps(row, allow_nan=False) + "\n")
+        self.terminal.progress(row, self.config.run.rounds)
+
+    def released_after(self, round: int) -> list[int]:
+        """Cohort sizes of the rounds beyond `round` that were recorded before an interruption, and of one under way."""
+        return [*self._cut, self.config.run.parties]
+
+    def closing(self, facts: dict, privacy, ledger) -> dict:
+        """Write everything and show the table; returns the summary."""
+        config, statement = self.config, privacy.statement()
+        summary = {
+            "fedmpi": __version__,
+            "task": facts.pop("task"),
+            "method": config.run.method,
+            "preset": config.run.preset,
+            "seed": config.run.seed,
+            "rounds": config.run.rounds,
+            "parties": config.run.parties,
+            "ranks": facts.pop("ranks"),
+            "accuracy": facts.pop("accuracy"),
+            "accuracy_untrained": facts.pop("accuracy_untrained"),
+            "accuracy_local_only": facts.pop("accuracy_local_only"),
+            "epsilon_outside": statement.epsilon_outside,
+            "epsilon_server": statement.epsilon_server,
+            "epsilon_nominal": statement.epsilon_nominal,
+            "epsilon_kind": statement.epsilon_kind,
+            "epsilon_reason": statement.reason,
+            "private": statement.private,
+            "delta": statement.delta,
+            "aggregation": config.aggregation.aggregation,
+            "support": config.aggregation.support,
+            "bytes_up": _bytes(ledger, "up"),
+            "bytes_down": _bytes(ledger, "down"),
+            **facts,
+            "startup_seconds": round(self.startup, 3) if self.startup is not None else None,
+            "total_seconds": round(time.time() - psutil.Process().create_time(), 3),
+            "mpi": self.transport,
+        }
+        write_text(self.out / "messages.csv", ledger.csv())
+        write_json(self.out / "privacy.json", privacy.as_dict())
+        write_json(self.out / "summary.json", summary)
+        self.terminal.table(summary, statement, self.out)
+        return summary
+
+    def _cut_rows(self, resume_round: int) -> None:
+        """Drop rows after the checkpoint; they are about to be repeated."""
+        self._cut = []
+        kept = []
+        path = self.out / "rounds.jsonl"
+        for number, line in enumerate(path.read_text().splitlines(), start=1):
+            try:
+                row = json.loads(line)
+                later, cohort = row["round"] > resume_round, row["cohort"]
+            except (ValueError, KeyError, TypeError):
+                if kept and kept[-1]["round"] >= resume_round:
+                    continue  # the line that the interruption cut short
+                raise DataError(f"{path} line {number}: not a round's row") from None
+            if later and "skipped" not in row:
+                self._cut.append(cohort)
+            elif not later:
+                kept.append(row)
+        write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
+
+
+def _bytes(ledger, direction: str) -> dict:
+    totals = ledger.summary(direction)
+    return {view: {part: totals[f"{view}_{part}"] for part in ("payload", "framing")} for view in ("wire", "logical")}
+
+
+def free_folder(wanted: Path) -> Path:
+    """`wanted`, or the first of wanted-2, wanted-3 ... that holds no run."""
+    number, path = 1, wanted
+    while (path / "config.yaml").exists():
+        number += 1
+        path = wanted.with_name(f"{wanted.name}-{number}")
+    return path

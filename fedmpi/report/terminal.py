@@ -1,0 +1,135 @@
+"""What a person sees: a few lines before, a progress bar if this is a terminal, one table after."""
+
+import os
+import sys
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from fedmpi.privacy.statement import Statement
+
+LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun")
+
+
+def screen_behind_launcher(environ) -> bool:
+    """Whether a person watches. A rank's own stdout does not tell: Open MPI gives every rank a pseudo-terminal and MPICH a
+    pipe, whatever is behind. The launcher's stdout does. FEDMPI_PROGRESS=0 or 1 decides it by hand."""
+    if environ.get("FEDMPI_PROGRESS") in ("0", "1"):
+        return environ["FEDMPI_PROGRESS"] == "1"
+    try:
+        for process in psutil.Process().parents():
+            if process.name() in LAUNCHERS:
+                return os.readlink(f"/proc/{process.pid}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
+    except (OSError, psutil.Error):
+        return False
+    return sys.stdout.isatty()
+
+
+class Terminal:
+    def __init__(self):
+        self._live = screen_behind_launcher(os.environ)
+        self._console = Console(
+            file=sys.stdout, force_terminal=self._live, no_color=not self._live, width=110, highlight=False
+        )
+        self._bar: Progress | None = None
+
+    def say(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, markup=False)
+
+    def warn(self, line: str) -> None:
+        self._console.print(f"warning: {line}", style="yellow", soft_wrap=True, markup=False)
+
+    def progress(self, row: dict, rounds: int) -> None:
+        if not self._live:
+            return
+        if self._bar is None:
+            self._bar = Progress(
+                TextColumn("round"),
+                MofNCompleteColumn(),
+                BarColumn(bar_width=24),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[figures]}"),
+                console=self._console,
+                refresh_per_second=4,
+            )
+            self._task = self._bar.add_task("", total=rounds, completed=row["round"] - 1, figures="")
+            self._bar.start()
+            self._accuracy = None
+        self._accuracy = row.get("accuracy") or self._accuracy
+        parts = []
+        if "loss" in row:
+            parts.append(f"loss {row['loss']:.3f}")
+        if self._accuracy is not None:
+            parts.append(f"accuracy {self._accuracy:.3f}")
+        parts.append(_epsilon_so_far(row))
+        self._bar.update(self._task, completed=row["round"], figures="  ".join(parts))
+        if row["round"] == rounds:
+            self._bar.stop()
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def table(self, summary: dict, statement: Statement, out) -> None:
+        self.close()
+        table = Table(title=f"{summary['method']}, {summary['preset']}, seed {summary['seed']}", title_justify="left")
+        table.add_column("what", style="bold", no_wrap=True)
+        table.add_column("value", no_wrap=True)
+        table.add_column("meaning", overflow="fold")
+        for row in closing_rows(summary, statement):
+            table.add_row(*row)
+        self._console.print(table)
+        self._console.print(f"{out}/summary.json", markup=False)
+
+
+def closing_rows(summary: dict, statement: Statement) -> list[tuple[str, str, str]]:
+    parties, rounds = summary["parties"], summary["rounds"]
+    untrained, alone = summary["accuracy_untrained"], summary["accuracy_local_only"]
+    rows = [
+        ("accuracy", _share(summary["accuracy"]), f"mean over {parties} parties, own head, own test data"),
+        ("  untrained extractor", _share(untrained), "nothing shared, heads trained as long"),
+        ("  local only", _share(alone), "each party alone, extractor and head"),
+        (
+            "ε outside",
+            _epsilon(statement.epsilon_outside),
+            f"whoever sees the released models; δ = {statement.delta:g}",
+        ),
+        ("ε server", _epsilon(statement.epsilon_server), f"rank 0 itself, {summary['aggregation']} aggregation"),
+        ("ε nominal", _epsilon(statement.epsilon_nominal), "the paper's arithmetic"),
+        ("  kind", statement.epsilon_kind, statement.reason or "proven for what was sent"),
+    ]
+    for name, key in (("bytes up", "bytes_up"), ("bytes down", "bytes_down")):
+        logical, wire = (sum(summary[key][view].values()) for view in ("logical", "wire"))
+        each = logical / parties / rounds
+        rows.append((name, _size(logical), f"{_size(each)} a party and round; {_size(wire)} on the wire"))
+    for phase, seconds in summary["seconds"].items():
+        rows.append((f"s  {phase}", f"{seconds['cpu']:.1f} CPU", f"{seconds['wall']:.1f} s wall on rank 0"))
+    dropouts = summary["dropouts"]
+    rows += [
+        ("dropouts", f"{dropouts['planned']} + {dropouts['real']}", "planned + real"),
+        ("memory", _size(summary["memory_pss"]), f"PSS over {summary['ranks']} ranks"),
+        ("model", summary["model_sha256"][:16], "first digits of model_sha256"),
+    ]
+    return rows
+
+
+def _epsilon_so_far(row: dict) -> str:
+    figure = row["epsilon_outside"] if row["epsilon_outside"] is not None else row["epsilon_nominal"]
+    return "ε none" if figure is None else f"ε {figure:.3g} {row['epsilon_kind']}"
+
+
+def _epsilon(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
+
+
+def _share(value: float | None) -> str:
+    return "not measured" if value is None else f"{100 * value:.2f} %"
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000

@@ -1,0 +1,100 @@
+"""The parts of a run from its configuration, the same on every rank."""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedmpi.algorithm import Algorithm, load_method
+from fedmpi.config import Config, from_dict
+from fedmpi.data.store import PartitionSpec, Store, prepare
+from fedmpi.errors import ConfigError, WireError
+from fedmpi.runtime.release import Release
+from fedmpi.secagg.encoding import plan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What rank 0 decided: the configuration, and what follows from it and must be the same everywhere."""
+
+    config: Config
+    multiplier: float  # sigma
+    resume_round: int = 0  # the checkpointed round to go on from; 0: a new run
+
+    def to_text(self) -> str:
+        return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+    @classmethod
+    def from_text(cls, text: str) -> "Plan":
+        try:
+            fields = json.loads(text)
+            fields["config"] = from_dict(fields["config"], Config(), "Setup")
+            return cls(**fields)
+        except (ValueError, KeyError, TypeError, ConfigError) as error:
+            raise WireError(f"Setup: {error}") from None
+
+
+def partition_spec(config: Config) -> PartitionSpec:
+    data = config.data
+    return PartitionSpec(
+        dataset=data.dataset,
+        parties=config.run.parties,
+        data_dir=data.data_dir,
+        scheme=data.partition,
+        classes_per_party=data.classes_per_party,
+        alpha=data.alpha,
+        test_fraction=data.test_fraction,
+        samples_per_party=data.samples_per_party,
+        seed=config.run.seed,
+    )
+
+
+def cache_root(config: Config) -> Path:
+    chosen = config.data.cache_dir or os.environ.get("FEDMPI_CACHE") or Path("~/.cache/fedmpi").expanduser()
+    return Path(chosen) / "prepared"
+
+
+def open_store(config: Config) -> Store:
+    """The prepared data; on a host where it is not there yet, it is made."""
+    return Store.open(prepare(partition_spec(config), cache_root(config)))
+
+
+def algorithm(config: Config, device: str | None = None) -> Algorithm:
+    """The method over this rank's data. The server names its device: it trains nothing and takes no GPU from a client."""
+    # Thread counts are read when torch is first imported, so they are set before.
+    threads = thread_count(config, os.environ)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    method = load_method(config.run.method)
+    if config.aggregation.support not in method.supports:
+        raise ConfigError(
+            f"support = {config.aggregation.support}: method {config.run.method} takes {', '.join(method.supports)}"
+        )
+    from fedmpi.vision.device import pick_device, set_threads
+
+    set_threads(threads)
+    return method(config, open_store(config), device or pick_device(config.machine.device, os.environ))
+
+
+def thread_count(config: Config, environ) -> int:
+    """Torch threads of this rank. auto: the host's cores shared out among its ranks, as far as the launcher tells."""
+    if config.machine.threads != "auto":
+        return int(config.machine.threads)
+    told = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+    ranks = next((int(environ[name]) for name in told if environ.get(name, "").isdecimal()), 1)
+    return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
+
+
+def release(plan_: Plan, method: Algorithm) -> Release:
+    """How updates leave a party; refuses what could overflow."""
+    config = plan_.config
+    encoding = plan(
+        clip=config.privacy.clip,
+        dimension=method.support_size(),
+        parties=config.run.parties,
+        multiplier=plan_.multiplier,
+        rounds=config.run.rounds,
+        bits=config.aggregation.bits,
+    )
+    return Release.of(config, encoding, plan_.multiplier)

@@ -1,0 +1,46 @@
+"""From a party's update to what may leave it: clip, round, add its share of the noise. DSU (12) and (13)."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmpi.config import Config
+from fedmpi.crypto.prg import KeyStream
+from fedmpi.privacy.mechanisms import clip, discrete_gaussian, round_conditionally
+from fedmpi.privacy.words import SeededWords
+from fedmpi.secagg.encoding import Encoding
+
+
+@dataclass(frozen=True)
+class Release:
+    """The rule of a run: the encoding, the noise multiplier, and where randomness comes from."""
+
+    encoding: Encoding
+    multiplier: float  # sigma: noise of the whole sum over its sensitivity
+    seed: int
+    entropy: str
+
+    @classmethod
+    def of(cls, config: Config, encoding: Encoding, multiplier: float) -> "Release":
+        return cls(encoding, multiplier, config.run.seed, config.privacy.entropy)
+
+    def share(self, cohort: int) -> float:
+        """One party's noise deviation in steps: n_t such shares make sigma times the sensitivity."""
+        return self.multiplier * self.encoding.sensitivity / math.sqrt(cohort)
+
+    def encode(self, update: np.ndarray, party: int, round: int, cohort: int) -> tuple[np.ndarray, float]:
+        """(the update in Z_{2^b}, its norm before clipping)"""
+        clipped, norm = clip(update, self.encoding.clip, party=party)  # DSU (12)
+        steps = round_conditionally(
+            clipped * self.encoding.scale, self.encoding.steps, self._source("rounding", party, round), party=party
+        )
+        if self.multiplier > 0:
+            # DSU (13), as integers after the encoding: what the accountant's proof speaks about.
+            steps += discrete_gaussian(self.share(cohort), steps.size, self._source("noise", party, round))
+        return self.encoding.wrap(steps), norm
+
+    def _source(self, purpose: str, party: int, round: int):
+        if self.entropy == "os":
+            return KeyStream.from_os(f"{purpose}/{party}/{round}".encode())  # a new key each time, kept nowhere
+        return SeededWords(self.seed, purpose, party, round)

@@ -1,0 +1,60 @@
+"""Everything that can go wrong before the first message, on rank 0: settings, folder, data, noise."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+from fedmpi.algorithm import check_method
+from fedmpi.cli import resolve
+from fedmpi.config import Config
+from fedmpi.errors import ConfigError
+from fedmpi.privacy.accountant import calibrate
+from fedmpi.report.record import Record, free_folder
+from fedmpi.report.terminal import Terminal, screen_behind_launcher
+from fedmpi.runtime import build, checkpoint
+from fedmpi.runtime.placement import Placement
+
+
+class Start(NamedTuple):
+    """What a Server takes, in its order."""
+
+    plan: build.Plan
+    placement: Placement
+    record: Record
+
+
+def prepare_run(argv: list[str], ranks: int, transport: str) -> Start:
+    if not screen_behind_launcher(os.environ):
+        os.environ["TERM"] = "dumb"  # or --help is coloured by its library, which sees a pseudo-terminal
+    config = resolve(argv)
+    if ranks < 2:
+        raise ConfigError(
+            "one rank is not enough; start it as: mpirun -n 21 python -m fedmpi.main [OPTIONS] "
+            "(rank 0 serves, 20 clients), or ./launch/local.sh -n 21"
+        )
+    return start_run(config, ranks, transport)
+
+
+def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | None = None) -> Start:
+    check_method(config.run.method)
+    placement = Placement(config.run.parties, ranks)
+    config = _choose_folder(config)
+    resume_round = checkpoint.latest_round(config.out) if config.run.resume else 0
+    build.open_store(config)
+    privacy = config.privacy
+    multiplier = calibrate(privacy.epsilon, privacy.delta, privacy.sampling, config.run.rounds, privacy.accountant)
+    record = Record(config, transport, terminal or Terminal())
+    record.open(resume_round)
+    return Start(build.Plan(config, multiplier, resume_round), placement, record)
+
+
+def _choose_folder(config: Config) -> Config:
+    """Absolute, because ranks may start in other folders; a default name steps aside for an earlier run's."""
+    if config.run.resume:
+        out = Path(config.run.resume)
+    elif config.run.out:
+        out = config.out
+    else:
+        out = free_folder(config.out)
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, out=str(out.absolute())))

@@ -1,0 +1,47 @@
+import os
+
+import pytest
+
+# Before torch is imported anywhere: results must not depend on the machine's cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """One cache of prepared data for the whole session, away from the user's."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def make_config(cache, tmp_path):
+    """A Config from flags, small and quick unless they say otherwise."""
+    from fedmpi.cli import resolve
+
+    small = "--rounds 2 --parties 4 --head-epochs 2 --ext-epochs 1 --local-epochs 0 --samples-per-party 20 --threads 1"
+    counter = iter(range(1000))
+
+    def make(flags: str = ""):
+        out = tmp_path / f"run{next(counter)}"
+        return resolve([*small.split(), "--cache-dir", str(cache), "--out", str(out), *flags.split()])
+
+    return make
+
+
+@pytest.fixture
+def run_in_memory():
+    """The whole engine inside one process: the same server and client code over the in-memory transport."""
+    from fedmpi.report.terminal import Terminal
+    from fedmpi.runtime.client import run_client
+    from fedmpi.runtime.server import Server
+    from fedmpi.runtime.start import start_run
+    from fedmpi.transport.memory import run_ranks
+
+    def run(config, ranks: int, **options):
+        start = start_run(config, ranks, "in memory", Terminal())
+
+        def rank(endpoint):
+            return Server(endpoint, *start).run() if endpoint.rank == 0 else run_client(endpoint)
+
+        return run_ranks(ranks, rank, **options)[0]
+
+    return run

@@ -1,0 +1,120 @@
+"""The engine over real MPI, on however many ranks this was started with."""
+
+import time
+
+import numpy as np
+import pytest
+
+from fedmpi.transport.mpi import MpiEndpoint, library
+from fedmpi.wire.frame import FRAMING
+from fedmpi.wire.messages import PlainInput, Stop, Train
+
+pytestmark = pytest.mark.mpi(min_size=2)
+WAIT = 60  # seconds; a rank that waits longer has lost its peer
+
+
+EARLY = []  # messages of a kind that nobody asked for yet
+
+
+def take(endpoint, kind):
+    """The next message of a kind: a rank that is already at the barrier must not disturb one that is not."""
+    for index, (_, message) in enumerate(EARLY):
+        if isinstance(message, kind):
+            return EARLY.pop(index)
+    while True:
+        arrived = endpoint.poll(WAIT)
+        assert arrived is not None, f"rank {endpoint.rank} waited {WAIT} s for {kind.__name__}"
+        if isinstance(arrived[1], kind):
+            return arrived
+        EARLY.append(arrived)
+
+
+def everybody(endpoint):
+    """A barrier made of messages, so that one test's traffic cannot reach the next."""
+    if endpoint.rank:
+        endpoint.send(0, Stop())
+        take(endpoint, Stop)
+    else:
+        for _ in range(1, endpoint.size):
+            take(endpoint, Stop)
+        for rank in range(1, endpoint.size):
+            endpoint.send(rank, Stop())
+    endpoint.flush(WAIT)
+
+
+@pytest.mark.parametrize("chunk", [1 << 30, 1 << 16, 1000])
+def test_messages_of_every_size_arrive_whole(chunk):
+    endpoint = MpiEndpoint(chunk)
+    sizes = [0, 1, 999, 1000 - FRAMING - 4, 70_000, 3_000_000]
+    if endpoint.rank:
+        for number, size in enumerate(sizes):
+            endpoint.send(0, PlainInput(number, endpoint.rank, b"", bytes([endpoint.rank]) * size))
+        endpoint.flush(WAIT)
+        assert endpoint.bytes_given == endpoint.ledger.bytes_given() == sum(FRAMING + 4 + size for size in sizes)
+    else:
+        seen = {rank: [] for rank in range(1, endpoint.size)}
+        for _ in range(len(sizes) * (endpoint.size - 1)):
+            source, message = take(endpoint, PlainInput)
+            assert message.party == source and set(message.values) <= {source}
+            seen[source].append((message.round, len(message.values)))
+        assert all(got == list(enumerate(sizes)) for got in seen.values()), "in the order in which they were sent"
+    everybody(endpoint)
+
+
+def test_a_model_reaches_every_rank_bit_for_bit():
+    endpoint = MpiEndpoint()
+    theta = np.random.default_rng(0).standard_normal(270_000).astype(np.float32)
+    if endpoint.rank == 0:
+        for rank in range(1, endpoint.size):
+            endpoint.send(rank, Train(1, rank, (rank,), 1, theta))
+        endpoint.flush(WAIT)
+    else:
+        _, message = take(endpoint, Train)
+        assert message.theta.tobytes() == theta.tobytes() and message.parties == (endpoint.rank,)
+    everybody(endpoint)
+
+
+def test_an_idle_rank_sleeps_and_gives_up_at_its_deadline():
+    endpoint = MpiEndpoint()
+    everybody(endpoint)
+    patience = 3.0 if endpoint.rank else 1.0  # rank 0 first: whoever is done reports to it
+    wall, cpu = time.monotonic(), time.process_time()
+    assert endpoint.poll(patience) is None
+    wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+    assert wall >= patience and cpu < wall / 4
+    everybody(endpoint)
+
+
+def test_two_ranks_may_send_to_each_other_at_once():
+    """Large blocking sends in both directions would wait for each other for ever."""
+    endpoint = MpiEndpoint()
+    peer = endpoint.rank ^ 1
+    if peer < endpoint.size:
+        endpoint.send(peer, PlainInput(0, 0, b"", bytes(5_000_000)))
+        _, message = take(endpoint, PlainInput)
+        assert len(message.values) == 5_000_000
+        endpoint.flush(WAIT)
+    everybody(endpoint)
+
+
+@pytest.mark.parametrize("flags", ["", "--support own", "--method centaur --sampling 0.7 --min-cohort 1"])
+def test_a_run_gives_the_model_that_the_in_memory_transport_gives(flags, make_config, run_in_memory, tmp_path):
+    from fedmpi.report.terminal import Terminal
+    from fedmpi.runtime.client import run_client
+    from fedmpi.runtime.server import Server
+    from fedmpi.runtime.start import start_run
+
+    endpoint = MpiEndpoint()
+    config = make_config(flags)
+    if endpoint.rank:
+        assert run_client(endpoint) == 0
+        take(endpoint, Stop)  # the server still listens to the others: nothing may be sent to it before it says so
+    else:
+        over_mpi = Server(endpoint, *start_run(config, endpoint.size, library(), Terminal())).run()
+        in_memory = run_in_memory(make_config(flags), 3)
+        assert over_mpi["model_sha256"] == in_memory["model_sha256"]
+        assert over_mpi["bytes_up"]["logical"] == in_memory["bytes_up"]["logical"]
+        assert over_mpi["ranks"] == endpoint.size
+        for rank in range(1, endpoint.size):
+            endpoint.send(rank, Stop())
+        endpoint.flush(WAIT)

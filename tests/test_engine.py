@@ -1,0 +1,372 @@
+"""The whole engine in one process: same server, same client, in-memory transport."""
+
+import csv
+import hashlib
+import json
+
+import numpy as np
+import pytest
+import yaml
+
+from fedmpi.cli import resolve
+from fedmpi.config import Config, from_dict
+from fedmpi.errors import ConfigError, DataError, ProtocolError, TransportError
+from fedmpi.privacy.accountant import calibrate
+from fedmpi.runtime import build, checkpoint, schedule
+from fedmpi.runtime.placement import Placement
+from fedmpi.runtime.server import Server
+from fedmpi.transport.ledger import COUNTS, KEYS
+from fedmpi.wire.bits import packed_size
+from fedmpi.wire.frame import FRAMING
+from fedmpi.wire.messages import (
+    Account,
+    Checkpoint,
+    EvalReport,
+    Evaluate,
+    PlainInput,
+    Ready,
+    Setup,
+    Stop,
+    Train,
+    TrainReport,
+)
+
+SUMMARY_FIELDS = """task method preset seed rounds parties ranks accuracy epsilon_outside epsilon_server epsilon_nominal
+epsilon_kind epsilon_reason private delta bytes_up bytes_down seconds dropouts model_sha256""".split()
+
+
+def total_bytes(summary, view):
+    return sum(sum(summary[key][view].values()) for key in ("bytes_up", "bytes_down"))
+
+
+# ---- what a run leaves behind ----
+
+
+def test_a_run_leaves_its_folder_with_every_field_of_the_contract(make_config, run_in_memory):
+    config = make_config("--local-epochs 1")
+    summary = run_in_memory(config, 3)
+    assert set(SUMMARY_FIELDS) <= set(summary)
+    assert summary == json.loads((config.out / "summary.json").read_text())
+    assert 0 <= summary["accuracy"] <= 1 and 0 <= summary["accuracy_local_only"] <= 1
+    assert from_dict(yaml.safe_load((config.out / "config.yaml").read_text()), Config(), "file").run.rounds == 2
+    rows = [json.loads(line) for line in (config.out / "rounds.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2]
+    assert rows[0]["epsilon_outside"] < rows[1]["epsilon_outside"] == pytest.approx(summary["epsilon_outside"])
+    assert rows[-1]["accuracy"] == summary["accuracy"]
+    privacy = json.loads((config.out / "privacy.json").read_text())
+    assert privacy["epsilon_kind"] == summary["epsilon_kind"] and privacy["trust"] and privacy["released"]
+    assert not list(config.out.glob(".*")), "no half-written files"
+
+
+def test_the_result_is_the_algorithms_own_arithmetic(make_config, run_in_memory):
+    """One round by hand: local work, release, integer sum, step; the engine must arrive at the same bytes."""
+    config = make_config("--rounds 1")
+    summary = run_in_memory(config, 3)
+    method = build.algorithm(config, device="cpu")
+    sigma = calibrate(config.privacy.epsilon, config.privacy.delta, 1.0, 1)
+    release = build.release(build.Plan(config, sigma), method)
+    theta, total = method.initial(), 0
+    for party in range(4):
+        update = method.local_work(party, theta, 1)
+        values, _ = release.encode(update.values, party, 1, 4)
+        total = total + release.encoding.unwrap(values)
+    theta = method.step(theta, release.encoding.decode(total) / 4, method.public_support(theta))
+    assert summary["model_sha256"] == hashlib.sha256(theta.tobytes()).hexdigest()
+
+
+# ---- placement ----
+
+
+@pytest.mark.parametrize("flags", ["", "--support own", "--sampling 0.7 --min-cohort 1 --seed 3", "--method centaur"])
+def test_the_model_and_the_logical_bytes_do_not_depend_on_placement(flags, make_config, run_in_memory):
+    summaries = [run_in_memory(make_config(flags), ranks) for ranks in (5, 3, 2)]
+    assert len({summary["model_sha256"] for summary in summaries}) == 1
+    assert len({summary["accuracy"] for summary in summaries}) == 1
+    assert len({total_bytes(summary, "logical") for summary in summaries}) == 1
+    wire = [total_bytes(summary, "wire") for summary in summaries]
+    assert wire[0] > wire[1] > wire[2], "fewer ranks share more downloads"
+
+
+def test_the_chunk_size_does_not_matter(make_config, run_in_memory):
+    hashes = {run_in_memory(make_config(), 3, chunk=chunk)["model_sha256"] for chunk in (1 << 30, 4096)}
+    assert len(hashes) == 1
+
+
+def test_another_seed_is_another_run(make_config, run_in_memory):
+    hashes = {run_in_memory(make_config(f"--seed {seed}"), 3)["model_sha256"] for seed in (1, 2)}
+    assert len(hashes) == 2
+
+
+@pytest.mark.parametrize("parties, ranks", [(1, 2), (4, 3), (20, 21), (943, 21), (7, 4)])
+def test_every_party_has_one_home_and_blocks_are_even(parties, ranks):
+    placement = Placement(parties, ranks)
+    blocks = [placement.parties_of(rank) for rank in placement.ranks()]
+    assert [party for block in blocks for party in block] == list(range(parties))
+    assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
+    assert all(party in placement.parties_of(placement.rank_of(party)) for party in range(parties))
+    grouped = placement.by_rank(range(parties))
+    assert {party: rank for rank, group in grouped.items() for party in group} == placement._rank
+
+
+def test_more_client_ranks_than_parties_is_refused():
+    with pytest.raises(ConfigError, match=r"parties = 4: must be at least the number of client ranks \(9\)"):
+        Placement(4, 10)
+    with pytest.raises(ConfigError, match="at least 2"):
+        Placement(4, 1)
+
+
+# ---- the ledger is the sum of the size laws is what was given to the transport ----
+
+
+def law_totals(config, ranks, dimension, coordinates, bits, setup_bytes):
+    """Wire and logical payload bytes of a whole run by phase and direction, from the laws alone."""
+    parties, rounds = config.run.parties, config.run.rounds
+    blocks = [len(Placement(parties, ranks).parties_of(rank)) for rank in range(1, ranks)]
+    evaluations = 1 + sum(schedule.evaluation_due(config, round) for round in range(1, rounds + 1))
+    value_bytes = packed_size(coordinates, bits)
+    wire = {
+        ("setup", "down"): sum(Setup.wire_size(setup_bytes, block) for block in blocks),
+        ("setup", "up"): Ready.wire_size() * len(blocks),
+        ("model", "down"): rounds * sum(Train.wire_size(dimension, block) for block in blocks),
+        ("update", "up"): rounds * parties * PlainInput.wire_size(0, value_bytes),
+        ("report", "up"): rounds * parties * TrainReport.wire_size(),
+        ("evaluation", "down"): evaluations * sum(Evaluate.wire_size(dimension, block) for block in blocks),
+        ("evaluation", "up"): evaluations * parties * EvalReport.wire_size(),
+        ("bookkeeping", "down"): Stop.wire_size() * len(blocks),
+    }
+    logical = {
+        ("setup", "down"): parties * Setup.wire_size(setup_bytes, 1),
+        ("setup", "up"): parties * Ready.wire_size(),
+        ("model", "down"): rounds * parties * Train.wire_size(dimension, 1),
+        ("update", "up"): wire["update", "up"],
+        ("report", "up"): wire["report", "up"],
+        ("evaluation", "down"): evaluations * parties * Evaluate.wire_size(dimension, 1),
+        ("evaluation", "up"): wire["evaluation", "up"],
+    }
+    return wire, logical
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_the_ledger_is_the_sum_of_the_size_laws(ranks, make_config, run_in_memory):
+    config = make_config("--rounds 3 --eval-every 2")
+    summary = run_in_memory(config, ranks)
+    with open(config.out / "messages.csv") as stream:
+        rows = [
+            {key: value if key in KEYS else int(value) for key, value in row.items()} for row in csv.DictReader(stream)
+        ]
+    assert set(rows[0]) == {*KEYS, *COUNTS}
+    mechanism = json.loads((config.out / "privacy.json").read_text())["mechanism"]
+    sizes = [r["logical_payload"] for r in rows if r["message"] == "Setup" and r["logical_payload"]]
+    setup_bytes = sizes[0] - Setup.wire_size(0, 1)
+    method = build.algorithm(config, device="cpu")
+    laws = law_totals(config, ranks, method.dimension, mechanism["coordinates"], mechanism["bits"], setup_bytes)
+    for view, law in zip(("wire", "logical"), laws, strict=True):
+        counted = {}
+        for row in rows:
+            key = row["phase"], row["direction"]
+            if row[f"{view}_payload"] and row["message"] != "Account":
+                counted[key] = counted.get(key, 0) + row[f"{view}_payload"]
+        assert counted == law
+    messages = sum(row["messages"] for row in rows)
+    assert sum(row["wire_framing"] for row in rows) == FRAMING * messages
+    # and the summary is the ledger (the server itself holds the ledger against the bytes given to the transport)
+    for view in ("wire", "logical"):
+        assert total_bytes(summary, view) == sum(row[f"{view}_payload"] + row[f"{view}_framing"] for row in rows)
+
+
+def test_a_ledger_that_misses_a_message_stops_the_run(make_config, run_in_memory, monkeypatch):
+    from fedmpi.transport.ledger import Ledger
+
+    record = Ledger.record
+
+    def forgetful(self, message, peer, payload):
+        record(self, message, peer, payload - (message.round == 2 and isinstance(message, PlainInput)))
+
+    monkeypatch.setattr(Ledger, "record", forgetful)
+    with pytest.raises(AssertionError, match="the ledger counts"):
+        run_in_memory(make_config(), 3)
+
+
+# ---- interruption ----
+
+
+def interrupted(monkeypatch, at):
+    whole = Server.round
+
+    def stops(self, round):
+        if round == at:
+            raise KeyboardInterrupt
+        whole(self, round)
+
+    monkeypatch.setattr(Server, "round", stops)
+
+
+@pytest.mark.parametrize("flags", ["", "--support own --sampling 0.8 --min-cohort 1"])
+@pytest.mark.parametrize("ranks", [3, 5])
+def test_an_interrupted_run_resumes_to_the_same_model(flags, ranks, make_config, run_in_memory, monkeypatch):
+    flags = f"--rounds 5 --checkpoint-every 2 {flags}"
+    through = run_in_memory(make_config(flags), 3)
+    config = make_config(flags)
+    with monkeypatch.context() as patch:
+        interrupted(patch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            run_in_memory(config, 3)
+    assert checkpoint.latest_round(config.out) == 2
+    resumed = run_in_memory(resolve(["--resume", str(config.out)]), ranks)  # on other ranks than before
+    for field in ("model_sha256", "accuracy", "accuracy_untrained", "epsilon_outside", "epsilon_server", "rounds"):
+        assert resumed[field] == through[field]
+    rows = [json.loads(line)["round"] for line in (config.out / "rounds.jsonl").read_text().splitlines()]
+    assert rows == [1, 2, 3, 4, 5]
+
+
+def test_with_secret_noise_a_repeated_round_is_counted_twice(make_config, run_in_memory, monkeypatch):
+    flags = "--rounds 5 --checkpoint-every 2 --entropy os"
+    through = run_in_memory(make_config(flags), 3)
+    config = make_config(flags)
+    with monkeypatch.context() as patch:
+        interrupted(patch, 4)
+        with pytest.raises(KeyboardInterrupt):
+            run_in_memory(config, 3)
+    resumed = run_in_memory(resolve(["--resume", str(config.out)]), 3)
+    assert resumed["epsilon_outside"] > through["epsilon_outside"]
+    # round 3 was released and is repeated, round 4 may have been: five rounds and two
+    assert json.loads((config.out / "privacy.json").read_text())["rounds_accounted"] == 7
+
+
+def test_a_damaged_or_missing_checkpoint_is_named(make_config, run_in_memory, tmp_path):
+    config = make_config("--rounds 3 --checkpoint-every 2")
+    run_in_memory(config, 3)
+    (config.out / "checkpoint" / "2" / "party-00001.npz").write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(DataError, match="party-00001.npz"):
+        run_in_memory(resolve(["--resume", str(config.out)]), 3)
+    (config.out / "checkpoint" / "latest").unlink()
+    with pytest.raises(ConfigError, match="no checkpoint there"):
+        run_in_memory(resolve(["--resume", str(config.out)]), 3)
+
+
+# ---- privacy ----
+
+
+def test_shared_support_states_figures_and_says_they_are_simulated(make_config, run_in_memory):
+    summary = run_in_memory(make_config("--epsilon 2"), 3)
+    assert summary["epsilon_outside"] == pytest.approx(2, rel=1e-4) and summary["epsilon_outside"] <= 2 + 1e-9
+    assert summary["epsilon_server"] > summary["epsilon_outside"]
+    assert (summary["epsilon_kind"], summary["private"]) == ("simulated", False)
+    assert "seed" in summary["epsilon_reason"]
+
+
+def test_secret_noise_is_private_and_not_repeatable(make_config, run_in_memory):
+    first, second = (run_in_memory(make_config("--entropy os"), 3) for _ in range(2))
+    assert (first["epsilon_kind"], first["private"]) == ("holds", True)
+    assert first["model_sha256"] != second["model_sha256"]
+
+
+@pytest.mark.parametrize(
+    "flags, kind", [("--support own", "nominal"), ("--accountant pld", "nominal"), ("--epsilon inf", "none")]
+)
+def test_where_nothing_holds_nothing_is_claimed(flags, kind, make_config, run_in_memory):
+    summary = run_in_memory(make_config(flags), 3)
+    assert summary["epsilon_outside"] is None and summary["epsilon_server"] is None
+    assert summary["epsilon_kind"] == kind and not summary["private"] and summary["epsilon_reason"]
+    assert (summary["epsilon_nominal"] is None) == (kind == "none")
+
+
+def test_without_metrics_nothing_but_updates_leaves_a_party(make_config, run_in_memory):
+    config = make_config("--metrics none")
+    summary = run_in_memory(config, 3)
+    assert summary["accuracy"] is None and summary["accuracy_untrained"] is None
+    up = {line.split(",")[2] for line in (config.out / "messages.csv").read_text().splitlines()[1:] if ",up," in line}
+    assert up == {"Ready", "PlainInput", "Account"}
+    assert summary["model_sha256"] == run_in_memory(make_config(), 3)["model_sha256"]
+
+
+def test_a_cohort_below_the_minimum_is_not_run_and_costs_no_epsilon(make_config, run_in_memory):
+    config = make_config("--rounds 6 --sampling 0.6 --min-cohort 3 --seed 1")
+    run_in_memory(config, 3)
+    rows = [json.loads(line) for line in (config.out / "rounds.jsonl").read_text().splitlines()]
+    skipped = [row for row in rows if row["cohort"] < 3]
+    assert skipped and len(skipped) < 6
+    assert all("skipped" in row and "survivors" not in row for row in skipped)
+    for before, row in zip([{"epsilon_outside": 0.0}, *rows], rows, strict=False):
+        assert (row["epsilon_outside"] == before["epsilon_outside"]) == ("skipped" in row)
+
+
+def test_poisson_cohorts_have_the_right_size_and_depend_on_the_round():
+    config = resolve("--parties 400 --sampling 0.25".split())
+    sizes = [len(schedule.cohort(config, round)) for round in range(1, 101)]
+    # Binomial(400, 1/4): mean 100, deviation 8.66; the mean of 100 has deviation 0.87
+    assert abs(np.mean(sizes) - 100) < 5 * 0.87
+    assert 5 < np.std(sizes) < 13
+    assert schedule.cohort(config, 1) == schedule.cohort(config, 1) != schedule.cohort(config, 2)
+    secret = resolve("--parties 400 --sampling 0.25 --entropy os".split())
+    assert schedule.cohort(secret, 1) != schedule.cohort(secret, 1), "amplification needs a secret sample"
+
+
+# ---- trouble ----
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(make_config, run_in_memory):
+    config = make_config()
+    run_in_memory(config, 3)
+    before = (config.out / "summary.json").read_text()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        run_in_memory(config, 3)
+    assert (config.out / "summary.json").read_text() == before
+
+
+def test_a_width_that_could_wrap_is_refused_at_the_start(make_config, run_in_memory):
+    with pytest.raises(ConfigError, match="bits = 8: .* could wrap"):
+        run_in_memory(make_config("--bits 8"), 3)
+
+
+def test_an_exception_inside_a_client_ends_the_run(make_config, run_in_memory, monkeypatch):
+    from fedmpi.vision.methods.dp_pfeddsu import Method
+
+    def fails(self, party, theta, round):
+        raise ZeroDivisionError(f"party {party}")
+
+    monkeypatch.setattr(Method, "local_work", fails)
+    with pytest.raises(ZeroDivisionError, match="party"):
+        run_in_memory(make_config(), 3)
+
+
+def test_a_nan_update_is_refused_by_its_own_party(make_config, run_in_memory):
+    with pytest.raises(ProtocolError, match="not finite"):
+        run_in_memory(make_config("--ext-lr 1e38 --rounds 3 --batch-size 4"), 3)
+
+
+def test_a_silent_client_is_named_at_the_deadline(make_config, monkeypatch, run_in_memory):
+    from fedmpi.runtime.client import Client
+
+    monkeypatch.setattr(Client, "train", lambda self, model: None)
+    with pytest.raises(TransportError, match=r"no answer within 1 s \(round_deadline\); missing: 0, 1, 2, 3"):
+        run_in_memory(make_config("--round-deadline 1"), 3)
+
+
+def test_a_party_cannot_speak_through_a_rank_that_does_not_host_it(make_config, monkeypatch, run_in_memory):
+    from fedmpi.aggregation.plain import PlainParty
+
+    start = PlainParty.start
+
+    def impostor(self):
+        import dataclasses
+
+        return [dataclasses.replace(message, party=(message.party + 2) % 4) for message in start(self)]
+
+    monkeypatch.setattr(PlainParty, "start", impostor)
+    with pytest.raises(ProtocolError, match="which does not host it"):
+        run_in_memory(make_config(), 3)
+
+
+def test_setup_travels_whole():
+    plan = build.Plan(resolve(["--epsilon", "inf", "--seed", "9"]), 3.25, 4)
+    assert build.Plan.from_text(plan.to_text()) == plan
+    assert Checkpoint.wire_size() == 0 and Account.COLUMNS == len(KEYS) + len(COUNTS)
+
+
+def test_threads_are_shared_out_when_asked():
+    config = resolve(["--threads", "auto"])
+    cores = build.thread_count(config, {})
+    assert cores >= 1
+    assert build.thread_count(config, {"OMPI_COMM_WORLD_LOCAL_SIZE": str(cores)}) == 1
+    assert build.thread_count(resolve(["--threads", "3"]), {}) == 3

@@ -1,0 +1,67 @@
+"""Who may import whom: the architecture, held by a test."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent / "fedmpi"
+
+# package -> the packages of fedmpi that it may import, besides errors and itself
+ALLOWED = {
+    "crypto": set(),
+    "wire": set(),
+    "privacy": set(),
+    "data": set(),
+    "secagg": {"crypto", "wire", "privacy"},  # privacy: the norm bound of the rounding that the encoding plans for
+    "transport": {"wire"},
+    "aggregation": {"wire", "secagg", "crypto"},
+    "vision": {"privacy", "data", "config", "algorithm"},
+    "report": {"privacy", "config"},
+}
+THIRD_PARTY = {"mpi4py": {"transport/mpi.py"}, "torch": {"vision", "data/images.py"}, "Crypto": {"crypto"}}
+
+
+def imports(path: Path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("package", sorted(ALLOWED))
+def test_a_package_knows_only_what_it_may(package):
+    strangers = {
+        f"{path.name}: {name}"
+        for path in (ROOT / package).rglob("*.py")
+        for name in imports(path)
+        if name.startswith("fedmpi.") and name.split(".")[1] not in ALLOWED[package] | {package, "errors"}
+    }
+    assert not strangers
+
+
+@pytest.mark.parametrize("library", sorted(THIRD_PARTY))
+def test_a_library_is_imported_only_where_it_belongs(library):
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        for name in imports(path)
+        if name.split(".")[0] == library
+    }
+    assert all(any(name == home or name.startswith(f"{home}/") for home in THIRD_PARTY[library]) for name in found)
+
+
+def test_nothing_unpickles():
+    assert not [path for path in ROOT.rglob("*.py") if {"pickle", "marshal", "shelve"} & set(imports(path))]
+
+
+def test_the_engine_starts_without_torch():
+    """A recommender, or a benchmark of the protocol, must not wait for an import that it does not need."""
+    code = (
+        "import sys, fedmpi.runtime.server, fedmpi.runtime.client, fedmpi.runtime.start, fedmpi.aggregation.plain;"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'sklearn', 'scipy', 'dp_accounting', 'mpi4py')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent).returncode == 0

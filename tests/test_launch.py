@@ -1,0 +1,163 @@
+"""As a user starts it: real mpirun, real exit codes, one clear line, no rank left behind."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+MPIRUN = shutil.which("mpirun", path=f"{BIN}:{os.environ.get('PATH', '')}")
+pytestmark = [pytest.mark.launch, pytest.mark.skipif(MPIRUN is None, reason="no mpirun")]
+LIMIT = 120  # seconds; far above what any of these needs, so that a hang is a failure and not a stuck suite
+SMALL = "--rounds 2 --parties 4 --head-epochs 2 --ext-epochs 1 --local-epochs 0 --samples-per-party 20".split()
+
+
+@pytest.fixture
+def launch(cache):
+    """Start `fedmpi` under mpirun; returns (exit code, stdout, stderr) and checks that nothing lives on."""
+    environ = os.environ | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'plugins'}",
+        "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
+        "FEDMPI_CACHE": str(cache),
+    }
+
+    def run(ranks, *arguments, command=None):
+        mark = f"fedmpi-test-{time.monotonic_ns()}"
+        command = command or [MPIRUN, "-n", str(ranks), sys.executable, "-m", "fedmpi.main"]
+        done = subprocess.run(
+            [*command, *map(str, arguments)],
+            env=environ | {"FEDMPI_MARK": mark},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+            cwd=ROOT,
+        )
+        deadline = time.monotonic() + 10
+        while left := [p.pid for p in psutil.process_iter() if _marked(p, mark)]:
+            assert time.monotonic() < deadline, f"processes {left} live on"
+            time.sleep(0.1)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def _marked(process, mark):
+    try:
+        return process.environ().get("FEDMPI_MARK") == mark
+    except psutil.Error:
+        return False
+
+
+def said(stderr):
+    """fedmpi's own lines; a launcher adds its own words about an exit code."""
+    return [line for line in stderr.splitlines() if line.startswith("fedmpi: ")]
+
+
+def test_the_plain_command_runs_and_every_placement_gives_the_same_model(launch, tmp_path):
+    summaries = []
+    for ranks in (2, 3, 5):
+        code, out, err = launch(ranks, *SMALL, "--out", tmp_path / str(ranks))
+        assert code == 0, err
+        assert "model_sha256" in out and "\x1b[" not in out, "a table, without colours where nobody watches"
+        summaries.append(json.loads((tmp_path / str(ranks) / "summary.json").read_text()))
+    assert len({summary["model_sha256"] for summary in summaries}) == 1
+    assert [summary["ranks"] for summary in summaries] == [2, 3, 5]
+
+
+WRONG = {
+    "unknown preset": ("--preset nope", r"preset = nope: must be one of cifar10-s10"),
+    "negative epsilon": ("--epsilon -1", r"epsilon = -1: must be > 0"),
+    "no parties": ("--parties 0", r"parties = 0: must be >= 1"),
+    "more client ranks than parties": (
+        "--parties 1 --min-cohort 1",
+        r"parties = 1: must be at least the number of client",
+    ),
+    "unwritable out": ("--out /dev/null/run", r"out = /dev/null/run: cannot be written"),
+    "unknown method": ("--method magic", r"method = magic: must be one of centaur, dp-pfeddsu"),
+    "unknown option": ("--nonsense", r"--nonsense"),
+    "unknown data set": ("--dataset mnist3d", r"dataset = 'mnist3d': must be one of"),
+    "data that is not there": ("--dataset cifar10 --data-dir /nonexistent", r"/nonexistent"),
+    "too many classes": ("--classes-per-party 11", r"classes_per_party = 11"),
+    "bits that could wrap": ("--bits 8", r"bits = 8: .* could wrap"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_input_is_one_clear_line(case, launch, tmp_path):
+    flags, pattern = WRONG[case]
+    out = [] if "--out" in flags else ["--out", tmp_path / "run"]
+    code, _, err = launch(3, *flags.split(), *out)
+    assert code == 2
+    assert len(said(err)) == 1 and re.search(pattern, said(err)[0]), err
+    assert "Traceback" not in err
+
+
+def test_one_rank_says_how_to_start_it(launch):
+    code, _, err = launch(1, command=[sys.executable, "-m", "fedmpi.main"])
+    assert code == 2 and len(said(err)) == 1 and "mpirun -n 21 python -m fedmpi.main" in err
+    code, _, err = launch(1)
+    assert code == 2 and len(said(err)) == 1 and "mpirun -n 21 python -m fedmpi.main" in err
+
+
+def test_help_and_presets_under_mpirun_are_said_once(launch):
+    code, out, _ = launch(3, "--help")
+    assert code == 0 and out.count("--epsilon FLOAT") == 1
+    code, out, _ = launch(3, "--presets")
+    assert code == 0 and out.count("cifar10-s5") == 1
+
+
+def test_a_corrupt_data_file_is_named(launch, tmp_path):
+    private = tmp_path / "cache"
+    arguments = [*SMALL, "--cache-dir", private]
+    code, _, err = launch(3, *arguments, "--out", tmp_path / "good")
+    assert code == 0, err
+    (images,) = private.rglob("train_x.npy")
+    content = bytearray(images.read_bytes())
+    content[-1] ^= 1  # the last party's last pixel
+    images.write_bytes(content)
+    code, _, err = launch(3, *arguments, "--out", tmp_path / "bad")
+    assert code == 2
+    assert len(said(err)) == 1 and "train_x.npy" in err and "rank 2" in err and "Traceback" not in err
+    images.write_bytes(content[:200])
+    code, _, err = launch(3, *arguments, "--out", tmp_path / "worse")
+    assert code == 2 and len(said(err)) == 1 and "train_x.npy" in err
+    assert not (tmp_path / "worse").exists(), "nothing is left of a run that never began"
+
+
+def test_an_exception_inside_a_client_ends_the_job_with_its_traceback(launch, tmp_path):
+    code, _, err = launch(3, *SMALL, "--method", "failing:Raises", "--out", tmp_path / "run")
+    assert code != 0
+    assert "rank 1 failed" in err and "ZeroDivisionError: something inside party 1" in err
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_killed_rank_ends_the_job(launch, tmp_path):
+    code, _, err = launch(3, *SMALL, "--method", "failing:Dies", "--out", tmp_path / "run")
+    assert code != 0
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_local_sh_starts_it_with_the_right_flags(launch, tmp_path):
+    code, _, err = launch(0, "-n", "3", *SMALL, "--out", tmp_path / "run", command=["bash", "launch/local.sh"])
+    assert code == 0, err
+    assert re.search(r"^\$ mpirun .*-n 3 python -m fedmpi.main --rounds 2", err, re.M)
+    code, _, err = launch(0, "-n", "three", command=["bash", "launch/local.sh"])
+    assert code == 2 and "-n takes a number" in err
+
+
+def test_local_sh_names_a_rank_that_was_killed(launch, tmp_path):
+    arguments = ["-n", "3", *SMALL, "--method", "failing:Dies", "--out", tmp_path / "run"]
+    code, _, err = launch(0, *arguments, command=["bash", "launch/local.sh"])
+    assert code != 0
+    assert not (tmp_path / "run" / "summary.json").exists()
