@@ -9,15 +9,9 @@ all times included, are written under a temporary name and renamed, so that a re
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-from collections.abc import Callable
-from pathlib import Path
-from time import perf_counter
-
 import numpy as np
+
+from benchmarks.common import arguments, machine, save, seconds, show_machine
 
 from fedmpi.wire.bits import pack, packed_size, unpack
 from fedmpi.wire.support import decode_support, encode_support, entropy_bits, expected_support_bits
@@ -26,27 +20,6 @@ DIMENSIONS = (270_000, 10_000_000)
 DENSITIES = (0.001, 0.01, 0.05, 0.1, 0.2, 0.3, 0.38, 0.4, 0.5, 0.9)
 PACKED_BITS = 21
 PACKED_COUNTS = (270_000, 10_000_000)
-
-
-def machine() -> dict[str, object]:
-    # platform.processor() is empty or just the architecture on many Linux systems.
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "system": platform.system(),
-        "cores": os.cpu_count(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-    }
-
-
-def seconds(call: Callable[[], object], repeats: int) -> list[float]:
-    call()
-    times = []
-    for _ in range(repeats):
-        start = perf_counter()
-        call()
-        times.append(perf_counter() - start)
-    return times
 
 
 def support_row(dimension: int, density: float, repeats: int) -> dict[str, object]:
@@ -85,28 +58,21 @@ def millions_per_second(items: int, times: list[float]) -> float:
     return items / min(times) / 1e6
 
 
-def write_json(path: Path, content: dict[str, object]) -> None:
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, path)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.support_codec", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw rows to FILE")
+    parser = arguments("support_codec", __doc__)
     parser.add_argument("--repeats", type=int, default=7, metavar="N", help="timed calls per figure (default 7)")
-    arguments = parser.parse_args()
-    if arguments.repeats < 1:
-        parser.error(f"--repeats {arguments.repeats}: expected 1 or more")
+    options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error(f"--repeats {options.repeats}: expected 1 or more")
 
-    host = machine()
-    print("  ".join(f"{name}: {value}" for name, value in host.items()))
+    host = machine("numpy")
+    show_machine(host)
     print(f"\n{'d':>10} {'k/d':>6} {'coded [bit]':>12} {'entropy [bit]':>14} {'coded/entropy':>14}", end="")
     print(f" {'encode [Mcoord/s]':>18} {'decode [Mcoord/s]':>18}")
     supports = []
     for dimension in DIMENSIONS:
         for density in DENSITIES:
-            row = support_row(dimension, density, arguments.repeats)
+            row = support_row(dimension, density, options.repeats)
             supports.append(row)
             coded, entropy = row["coded_bits"], row["entropy_bits"]
             print(f"{dimension:>10} {density:>6} {coded:>12} {entropy:>14.0f} {coded / entropy:>14.4f}", end="")
@@ -116,14 +82,13 @@ def main() -> None:
     print(f"\n{'values':>10} {'bits':>6} {'packed [byte]':>14} {'pack [Mvalue/s]':>16} {'unpack [Mvalue/s]':>18}")
     packings = []
     for count in PACKED_COUNTS:
-        row = packing_row(count, arguments.repeats)
+        row = packing_row(count, options.repeats)
         packings.append(row)
         print(f"{count:>10} {PACKED_BITS:>6} {row['bytes']:>14}", end="")
         print(f" {millions_per_second(count, row['pack_seconds']):>16.0f}", end="")
         print(f" {millions_per_second(count, row['unpack_seconds']):>18.0f}", flush=True)
 
-    if arguments.json:
-        write_json(arguments.json, {"machine": host, "supports": supports, "packings": packings})
+    save(options.json, host, supports=supports, packings=packings)
 
 
 if __name__ == "__main__":

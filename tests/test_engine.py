@@ -219,6 +219,15 @@ def test_an_interrupted_run_resumes_to_the_same_model(flags, ranks, make_config,
     assert rows == [1, 2, 3, 4, 5]
 
 
+def test_a_resumed_run_keeps_its_settings(make_config, run_in_memory):
+    config = make_config("--rounds 3 --checkpoint-every 2")
+    run_in_memory(config, 3)
+    for flags, said in (("--epsilon 3", "epsilon was 8.0 and cannot become 3.0"), ("--rounds 9", "rounds was 3"), ("--seed 4", "seed")):
+        with pytest.raises(ConfigError, match=f"resume: {said}"):
+            resolve(["--resume", str(config.out), *flags.split()])
+    assert resolve(["--resume", str(config.out), "--round-deadline", "9"]).run.round_deadline == 9
+
+
 def test_with_secret_noise_a_repeated_round_is_counted_twice(make_config, run_in_memory, monkeypatch):
     flags = "--rounds 5 --checkpoint-every 2 --entropy os"
     through = run_in_memory(make_config(flags), 3)

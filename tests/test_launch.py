@@ -142,10 +142,28 @@ def test_an_exception_inside_a_client_ends_the_job_with_its_traceback(launch, tm
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-def test_a_killed_rank_ends_the_job(launch, tmp_path):
-    code, _, err = launch(3, *SMALL, "--method", "failing:Dies", "--out", tmp_path / "run")
+@pytest.mark.parametrize("victim", ["Dies", "ServerDies"])
+@pytest.mark.parametrize("how", ["mpirun", "local.sh"])
+def test_a_killed_rank_ends_the_job(victim, how, launch, tmp_path):
+    arguments = [*SMALL, "--method", f"failing:{victim}", "--out", tmp_path / "run"]
+    if how == "mpirun":
+        code, _, err = launch(3, *arguments)
+    else:
+        code, _, err = launch(0, "-n", "3", *arguments, command=["bash", "launch/local.sh"])
+        if "ulfm" in err and victim == "Dies":
+            assert said(err) == [line for line in said(err) if "rank 1 is gone" in line] != []
     assert code != 0
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_a_rank_that_dies_before_mpi_does_not_hang_the_others(launch, tmp_path, monkeypatch):
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os\n"
+        "if '1' in (os.environ.get('OMPI_COMM_WORLD_RANK'), os.environ.get('PMI_RANK')): os._exit(3)\n"
+    )
+    environment = ["env", f"PYTHONPATH={tmp_path}:{ROOT}", "FEDMPI_START_SECONDS=10"]
+    code, _, err = launch(0, "-n", "3", *SMALL, command=[*environment, "bash", "launch/local.sh"])
+    assert code != 0
 
 
 def test_local_sh_starts_it_with_the_right_flags(launch, tmp_path):
@@ -154,10 +172,3 @@ def test_local_sh_starts_it_with_the_right_flags(launch, tmp_path):
     assert re.search(r"^\$ mpirun .*-n 3 python -m fedmpi.main --rounds 2", err, re.M)
     code, _, err = launch(0, "-n", "three", command=["bash", "launch/local.sh"])
     assert code == 2 and "-n takes a number" in err
-
-
-def test_local_sh_names_a_rank_that_was_killed(launch, tmp_path):
-    arguments = ["-n", "3", *SMALL, "--method", "failing:Dies", "--out", tmp_path / "run"]
-    code, _, err = launch(0, *arguments, command=["bash", "launch/local.sh"])
-    assert code != 0
-    assert not (tmp_path / "run" / "summary.json").exists()

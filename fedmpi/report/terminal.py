@@ -105,7 +105,9 @@ def closing_rows(summary: dict, statement: Statement) -> list[tuple[str, str, st
         each = logical / parties / rounds
         rows.append((name, _size(logical), f"{_size(each)} a party and round; {_size(wire)} on the wire"))
     for phase, seconds in summary["seconds"].items():
-        rows.append((f"s  {phase}", f"{seconds['cpu']:.1f} CPU", f"{seconds['wall']:.1f} s wall on rank 0"))
+        if max(seconds.values()) >= 0.05:
+            waited = f"; rank 0 waited {seconds['wall']:.1f} s" if seconds["wall"] >= 0.05 else ""
+            rows.append((f"time  {phase}", f"{seconds['cpu']:.1f} s", f"CPU over all ranks{waited}"))
     dropouts = summary["dropouts"]
     rows += [
         ("dropouts", f"{dropouts['planned']} + {dropouts['real']}", "planned + real"),

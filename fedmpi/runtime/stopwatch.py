@@ -4,6 +4,9 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager
 
+# As a round goes; a phase that is not listed comes after these.
+ORDER = "setup|references|send model|local work|encode|send|wait for updates|aggregate|step|evaluation|checkpoint".split("|")
+
 
 class Stopwatch:
     def __init__(self):
@@ -25,7 +28,7 @@ class Stopwatch:
             self.cpu[phase] += value
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        phases = sorted({*self.wall, *self.cpu})
+        phases = sorted({*self.wall, *self.cpu}, key=lambda phase: (ORDER.index(phase) if phase in ORDER else 99, phase))
         return {
             phase: {"wall": round(self.wall.get(phase, 0.0), 3), "cpu": round(self.cpu.get(phase, 0.0), 3)}
             for phase in phases

@@ -19,7 +19,8 @@ from fedmpi.wire.messages import Account, Message, decode, encode
 CHUNK = 1 << 30
 
 # A waiting rank must not burn a core that a working rank needs: look, then sleep a little longer each time.
-SHORTEST_NAP, LONGEST_NAP = 10e-6, 5e-3
+# While bytes are on their way a nap stays short: MPI moves a large message in pieces, one with each look.
+SHORTEST_NAP, TRANSFER_NAP, LONGEST_NAP = 10e-6, 200e-6, 5e-3
 
 
 class Endpoint(ABC):
@@ -38,9 +39,8 @@ class Endpoint(ABC):
     def _dispatch(self, rank: int, message: Message) -> int:
         """Hand the frame over, chunk by chunk; returns its payload bytes."""
         frame = encode(message)
-        whole = memoryview(frame)
         for start in range(0, len(frame), self._chunk):
-            piece = whole[start : start + self._chunk]
+            piece = frame[start : start + self._chunk]
             self.bytes_given += len(piece)
             self._post(rank, piece)
         return len(frame) - FRAMING
@@ -82,8 +82,9 @@ class Endpoint(ABC):
             nap = self._idle(nap)
 
     def _idle(self, nap: float) -> float:
-        time.sleep(nap)
-        return min(2 * nap, LONGEST_NAP)
+        longest = TRANSFER_NAP if self._unsent() else LONGEST_NAP
+        time.sleep(min(nap, longest))
+        return min(2 * nap, longest)
 
     def _assemble(self, source: int, piece) -> tuple[int, Message] | None:
         pieces = self._partial.setdefault(source, [])

@@ -9,6 +9,7 @@ import sys
 import time
 
 import mpi4py
+import numpy as np
 
 mpi4py.rc.thread_level = "single"
 
@@ -40,12 +41,11 @@ class MpiEndpoint(Endpoint):
             if matched is None:
                 return None
             source, size = self._status.Get_source(), self._status.Get_count(MPI.BYTE)
-        piece = bytearray(size)
+        piece = memoryview(np.empty(size, np.uint8))
         with self._blame(source):
             request = matched.Irecv([piece, MPI.BYTE])
-            nap = SHORTEST_NAP
             while not request.Test():
-                nap = self._idle(nap)
+                time.sleep(SHORTEST_NAP)  # the sender is sending: every look moves a part of it
         return source, piece
 
     def _unsent(self):

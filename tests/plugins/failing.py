@@ -13,6 +13,13 @@ class Raises(Method):
         return super().local_work(party, theta, round)
 
 
+class ServerDies(Method):
+    """The server's own half: it steps once per round."""
+
+    def step(self, theta, mean_update, support):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class Dies(Method):
     """As a rank that the kernel kills for its memory: no exception, no goodbye."""
 
