@@ -17,6 +17,10 @@ class WireError(FedmpiError):
     """Bytes that are not a message of this protocol."""
 
 
+class CryptoError(FedmpiError):
+    """A key, share or ciphertext that cannot be used. The message never holds a secret."""
+
+
 class TransportError(FedmpiError):
     """A rank that died or went silent."""
 
