@@ -98,7 +98,9 @@ def main() -> None:
     rows, floors = [], []
     with tempfile.TemporaryDirectory() as folder:
         cache = f"{folder}/cache"
-        print(f"\n{'MPI':<18} {'ranks':>5} {'wall [s]':>9} {'first model [s]':>16} {'peak PSS [GiB]':>15}  model_sha256")
+        print(
+            f"\n{'MPI':<18} {'ranks':>5} {'wall [s]':>9} {'first model [s]':>16} {'peak PSS [GiB]':>15}  model_sha256"
+        )
         for mpirun in launchers:
             for ranks in options.ranks:
                 floor = bare_import(mpirun, ranks, cache)

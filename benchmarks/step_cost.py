@@ -44,7 +44,9 @@ def main() -> None:
     data = PartyData(images, labels, images[:2], labels[:2])
     methods = {}
     for kind, (name, flags) in KINDS.items():
-        config = resolve(["--preset", "cifar10-s5", "--ext-epochs", "1", "--batch-size", str(options.batch), *flags.split()])
+        config = resolve(
+            ["--preset", "cifar10-s5", "--ext-epochs", "1", "--batch-size", str(options.batch), *flags.split()]
+        )
         methods[kind] = load_method(name)(config, store)
     head = Head.new(64, 10, rng, torch.device("cpu"))
     theta = torch.from_numpy(methods["plain SGD"].initial())

@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.common import arguments, machine, save, seconds, show_machine
-
 from fedmpi.wire.bits import pack, packed_size, unpack
 from fedmpi.wire.support import decode_support, encode_support, entropy_bits, expected_support_bits
 

@@ -41,7 +41,7 @@ def raw_round(comm, theta, buffer) -> None:
 
 def endpoint_round(endpoint, theta, number) -> None:
     for rank in range(1, endpoint.size):
-        endpoint.send(rank, Train(number, rank, (rank,), endpoint.size - 1, theta))
+        endpoint.send(rank, Train(number, rank, (rank,), endpoint.size - 1, 0, theta))
     for _ in range(1, endpoint.size):
         endpoint.poll()
     endpoint.flush()
@@ -119,7 +119,9 @@ def main() -> None:
     print(f"\n{PARAMETERS} float32 down and up, {endpoint.size - 1} clients")
     print(f"{'':<10} {'median [ms]':>12} {'best [ms]':>10} {'ratio':>7}")
     for kind, values in times.items():
-        print(f"{kind:<10} {1000 * middle[kind]:>12.1f} {1000 * min(values):>10.1f} {middle[kind] / middle['raw']:>7.2f}")
+        print(
+            f"{kind:<10} {1000 * middle[kind]:>12.1f} {1000 * min(values):>10.1f} {middle[kind] / middle['raw']:>7.2f}"
+        )
     save(options.json, facts, seconds=times)
 
 

@@ -56,6 +56,11 @@ class Algorithm(ABC):
 
     @property
     @abstractmethod
+    def data_fingerprint(self) -> int:
+        """32 bits that are equal on ranks with the same data."""
+
+    @property
+    @abstractmethod
     def dimension(self) -> int:
         """Length of the shared vector."""
 
@@ -69,7 +74,7 @@ class Algorithm(ABC):
 
     @abstractmethod
     def support_size(self) -> int:
-        """How many coordinates a party sends a round; the same for all, and known before the run."""
+        """How many coordinates a party sends a round, known before the run; under support `union`, at most."""
 
     @abstractmethod
     def local_work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:

@@ -57,7 +57,9 @@ def _refuse_changes(saved: Config, config: Config) -> None:
     for layer, before in saved.as_dict().items():
         for name, value in config.as_dict()[layer].items():
             if value != before[name] and layer != "machine" and name not in MAY_CHANGE.get(layer, ()):
-                raise ConfigError(f"resume: {name} was {before[name]} and cannot become {value}; start a new run for it")
+                raise ConfigError(
+                    f"resume: {name} was {before[name]} and cannot become {value}; start a new run for it"
+                )
 
 
 def _preset(name: str) -> dict:
@@ -76,6 +78,11 @@ def _read(path: Path, base: Config) -> Config:
         line = f" line {where.line + 1}" if where else ""
         raise ConfigError(f"{path}{line}: not YAML ({getattr(error, 'problem', None) or 'unreadable text'})") from None
     return from_dict(settings or {}, base, str(path))
+
+
+def own_option(argv: list[str], name: str) -> str | None:
+    """An option that a rank reads from its own command line because it must not take it from rank 0."""
+    return _take_option(argv, name)[0]
 
 
 def _take_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:

@@ -154,6 +154,8 @@ class Privacy:
     """rdp holds for the integer noise that is added; pld is tighter, for continuous noise, so nominal here"""
     entropy: Literal["seeded", "os"] = "seeded"
     """seeded: reproducible and protects nobody; os: noise keys from the operating system, no hash promise"""
+    noise_margin: Annotated[float, Range(least=0, most=0.9)] = 0.0
+    """share of the cohort that may drop out and leave enough noise for the target: shares are larger by 1/(1 - margin)"""
     metrics: Literal["party", "none"] = "party"
     """party: losses and test counts of each party reach the server, outside epsilon; none: they stay home"""
 
@@ -162,12 +164,34 @@ class Privacy:
 class Aggregation:
     """How updates reach the server."""
 
-    aggregation: Literal["plain"] = "plain"
-    """plain: each encoded update in the clear"""
-    support: Literal["own", "shared", "dense"] = "shared"
-    """who picks the coordinates: each party (own, nominal epsilon), the public model (shared), nobody (dense)"""
+    aggregation: Literal["plain", "secure", "hybrid"] = "secure"
+    """plain: each encoded update in the clear; secure: only their sum is seen; hybrid: some parties in the clear"""
+    support: Literal["own", "union", "shared", "dense"] = "shared"
+    """who picks the coordinates: each party (own; nominal epsilon), all together (union; nominal), the public model
+    (shared), nobody (dense)"""
     bits: Annotated[int, Range(least=0, most=64)] = 0
     """width of an encoded coordinate; 0: the smallest that cannot wrap"""
+    graph: Literal["complete", "regular"] = "complete"
+    """secure: who masks with whom; regular (Bell 2020) for hundreds of parties and more"""
+    threshold: CountOrZero = 0
+    """secure: shares that open a secret; 0: two thirds of the cohort, or as the regular graph needs"""
+    corrupt: Annotated[float, Range(least=0, most=0.5)] = 0.05
+    """graph regular: share of parties that may be corrupt"""
+    expected_dropout: Annotated[float, Range(least=0, most=0.5)] = 0.05
+    """graph regular: share of parties that may drop out"""
+    colluding: CountOrZero = 0
+    """parties that may collude with the server: their noise is not counted towards it"""
+    adversary: Literal["passive", "active"] = "passive"
+    """active: a server that may lie; keys and survivors are signed, see --pki"""
+    pki: str | None = None
+    """adversary active: file of identities made by python -m fedmpi.secagg.pki, read by each rank itself"""
+    clear_parties: str = ""
+    """hybrid: the parties that share in the clear, as 0,3,7"""
+    dropout: str = ""
+    """parties that vanish: RATE, PHASE=RATE or ROUND:PARTY:PHASE, separated by commas; phases advertise, share, mask,
+    check, unmask"""
+    phase_deadline: Positive = 60.0
+    """seconds that a phase after the local work waits for a silent party"""
 
 
 @dataclass(frozen=True)
@@ -250,10 +274,39 @@ def check(config: Config) -> Config:
         raise ConfigError(
             f"min_cohort = {config.privacy.min_cohort}: must be <= parties ({config.run.parties}), or no round can run"
         )
+    _check_aggregation(config)
     threads = config.machine.threads
     if threads != "auto" and not (threads.isdecimal() and int(threads) >= 1):
         raise ConfigError(f"threads = {threads}: must be auto or a number >= 1")
     return config
+
+
+def _check_aggregation(config: Config) -> None:
+    settings = config.aggregation
+    if settings.aggregation != "plain" and settings.support == "own":
+        raise ConfigError(
+            f"support = own: {settings.aggregation} aggregation adds vectors over the same coordinates, and each party would "
+            "show its own; take shared, dense or union, or --aggregation plain"
+        )
+    if settings.aggregation != "plain":
+        if config.privacy.min_cohort < 3:
+            raise ConfigError(
+                f"min_cohort = {config.privacy.min_cohort}: {settings.aggregation} aggregation needs at least 3, or a sum "
+                "shows one party to another"
+            )
+        if settings.threshold and settings.graph == "regular":
+            raise ConfigError(f"threshold = {settings.threshold}: the regular graph finds its own; leave it 0")
+        if settings.threshold and config.privacy.sampling < 1:
+            raise ConfigError(f"threshold = {settings.threshold}: with sampling < 1 cohorts vary; leave it 0")
+    if settings.adversary == "active":
+        if settings.graph == "regular":
+            raise ConfigError("graph = regular: not with adversary active, which needs the complete graph")
+        if settings.pki is None:
+            raise ConfigError("adversary = active: needs --pki FILE; make one with python -m fedmpi.secagg.pki")
+        if settings.aggregation == "plain":
+            raise ConfigError("adversary = active: means nothing under plain aggregation")
+    if settings.clear_parties and settings.aggregation != "hybrid":
+        raise ConfigError(f"clear_parties = {settings.clear_parties}: only with aggregation hybrid")
 
 
 def _coerce(value, hint, where: str):

@@ -28,9 +28,10 @@ def main(argv: list[str] | None = None) -> int:
     faulthandler.cancel_dump_traceback_later()
     try:
         if endpoint.rank != 0:
+            from fedmpi.cli import own_option
             from fedmpi.runtime.client import run_client
 
-            return run_client(endpoint)
+            return run_client(endpoint, own_option(argv, "--pki"))
         return serve(endpoint, argv, library())
     except FedmpiError as error:
         if endpoint.rank and isinstance(error, (ConfigError, TransportError)):

@@ -17,7 +17,7 @@ def make_config(cache, tmp_path):
     """A Config from flags, small and quick unless they say otherwise."""
     from fedmpi.cli import resolve
 
-    small = "--rounds 2 --parties 4 --head-epochs 2 --ext-epochs 1 --local-epochs 0 --samples-per-party 20 --threads 1"
+    small = "--rounds 2 --parties 4 --head-epochs 2 --ext-epochs 1 --local-epochs 0 --samples-per-party 20 --threads 1 --aggregation plain"
     counter = iter(range(1000))
 
     def make(flags: str = ""):

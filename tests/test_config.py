@@ -96,7 +96,7 @@ WRONG_FILES = [
     ("training: 5", "training must hold named settings"),
     ("misc: {a: 1}", "unknown layer 'misc', allowed: run"),
     ("[1, 2]", "expected settings grouped by layer"),
-    ("aggregation: {support: all}", "aggregation.support = all: must be one of own, shared, dense"),
+    ("aggregation: {support: all}", "aggregation.support = all: must be one of own, union, shared, dense"),
     ("privacy: {epsilon: -2}", "epsilon = -2: must be > 0"),
     ("run: {rounds: 3", "line 2: not YAML"),
     ("run: !!python/object:os.system {}", "not YAML"),

@@ -222,7 +222,11 @@ def test_an_interrupted_run_resumes_to_the_same_model(flags, ranks, make_config,
 def test_a_resumed_run_keeps_its_settings(make_config, run_in_memory):
     config = make_config("--rounds 3 --checkpoint-every 2")
     run_in_memory(config, 3)
-    for flags, said in (("--epsilon 3", "epsilon was 8.0 and cannot become 3.0"), ("--rounds 9", "rounds was 3"), ("--seed 4", "seed")):
+    for flags, said in (
+        ("--epsilon 3", "epsilon was 8.0 and cannot become 3.0"),
+        ("--rounds 9", "rounds was 3"),
+        ("--seed 4", "seed"),
+    ):
         with pytest.raises(ConfigError, match=f"resume: {said}"):
             resolve(["--resume", str(config.out), *flags.split()])
     assert resolve(["--resume", str(config.out), "--round-deadline", "9"]).run.round_deadline == 9
@@ -344,10 +348,18 @@ def test_a_nan_update_is_refused_by_its_own_party(make_config, run_in_memory):
         run_in_memory(make_config("--ext-lr 1e38 --rounds 3 --batch-size 4"), 3)
 
 
-def test_a_silent_client_is_named_at_the_deadline(make_config, monkeypatch, run_in_memory):
+def test_when_nobody_answers_the_run_ends_at_the_deadline(make_config, monkeypatch, run_in_memory):
     from fedmpi.runtime.client import Client
 
     monkeypatch.setattr(Client, "train", lambda self, model: None)
+    with pytest.raises(TransportError, match="nobody answered within the deadline"):
+        run_in_memory(make_config("--round-deadline 1"), 3)
+
+
+def test_an_evaluation_that_never_comes_ends_the_run(make_config, monkeypatch, run_in_memory):
+    from fedmpi.runtime.client import Client
+
+    monkeypatch.setattr(Client, "evaluate", lambda self, model: None)
     with pytest.raises(TransportError, match=r"no answer within 1 s \(round_deadline\); missing: 0, 1, 2, 3"):
         run_in_memory(make_config("--round-deadline 1"), 3)
 

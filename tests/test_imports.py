@@ -17,7 +17,7 @@ ALLOWED = {
     "data": set(),
     "secagg": {"crypto", "wire", "privacy"},  # privacy: the norm bound of the rounding that the encoding plans for
     "transport": {"wire"},
-    "aggregation": {"wire", "secagg", "crypto"},
+    "aggregation": {"wire", "secagg", "crypto", "privacy", "config"},
     "vision": {"privacy", "data", "config", "algorithm"},
     "report": {"privacy", "config"},
 }

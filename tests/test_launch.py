@@ -158,8 +158,7 @@ def test_a_killed_rank_ends_the_job(victim, how, launch, tmp_path):
 
 def test_a_rank_that_dies_before_mpi_does_not_hang_the_others(launch, tmp_path, monkeypatch):
     (tmp_path / "sitecustomize.py").write_text(
-        "import os\n"
-        "if '1' in (os.environ.get('OMPI_COMM_WORLD_RANK'), os.environ.get('PMI_RANK')): os._exit(3)\n"
+        "import os\nif '1' in (os.environ.get('OMPI_COMM_WORLD_RANK'), os.environ.get('PMI_RANK')): os._exit(3)\n"
     )
     environment = ["env", f"PYTHONPATH={tmp_path}:{ROOT}", "FEDMPI_START_SECONDS=10"]
     code, _, err = launch(0, "-n", "3", *SMALL, command=[*environment, "bash", "launch/local.sh"])

@@ -75,7 +75,7 @@ def test_an_exception_on_one_rank_ends_the_others():
 
 def test_a_shared_download_counts_once_on_the_wire_and_once_per_party_logically():
     ledger = Ledger(0)
-    message = Train(3, -1, (4, 5, 6), 20, theta(10))
+    message = Train(3, -1, (4, 5, 6), 20, 0, theta(10))
     ledger.record(message, 2, len(encode(message)) - FRAMING)
     assert ledger.total("messages") == 1
     assert ledger.total("wire_payload", phase="model") == Train.wire_size(10, 3)
@@ -88,7 +88,7 @@ def test_a_shared_download_counts_once_on_the_wire_and_once_per_party_logically(
 
 def test_an_account_holds_its_own_bytes_and_merges_to_the_truth():
     server, client = Hub(2).endpoints
-    server.send(1, Evaluate(1, 0, (0,), 1, theta(7)))
+    server.send(1, Evaluate(1, 0, (0,), 1, 0, theta(7)))
     client.send(0, Ready(dimension=7, parties=(0,)))
     client.send_account(0, {"cpu": {"setup": 1.25}})
     client.send(0, PlainInput(1, 0, b"", b"xyz"))
@@ -108,7 +108,7 @@ def test_an_account_holds_its_own_bytes_and_merges_to_the_truth():
 def test_the_csv_has_the_same_totals():
     ledger = Ledger(0)
     for round in (1, 2):
-        message = Train(round, 0, (0,), 1, theta(5))
+        message = Train(round, 0, (0,), 1, 0, theta(5))
         ledger.record(message, 1, len(encode(message)) - FRAMING)
     header, *lines = ledger.csv().splitlines()
     column = header.split(",").index("wire_payload")

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi.errors import WireError
+from fedmpi.secagg import messages as secagg
 from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, VERSION
 from fedmpi.wire.messages import (
     MESSAGES,
@@ -19,6 +20,8 @@ from fedmpi.wire.messages import (
     Ready,
     Setup,
     Stop,
+    SupportProposal,
+    SupportUnion,
     Train,
     TrainReport,
     decode,
@@ -32,11 +35,32 @@ thetas = st.lists(st.floats(width=32, allow_nan=False), max_size=20).map(lambda 
 rounds, party = u32, st.integers(-1, 2**31 - 1)
 rows = st.integers(0, 4).map(lambda n: np.arange(n * Account.COLUMNS, dtype=np.int64).reshape(n, Account.COLUMNS))
 facts = st.dictionaries(st.text(max_size=5), st.integers() | floats, max_size=3)
+key, signature, share = (st.binary(min_size=n, max_size=n) for n in (32, 64, secagg.SHARE))
+sealed = st.binary(min_size=secagg.SEALED, max_size=secagg.SEALED)
+bundles = st.lists(st.builds(secagg.Bundle, u32, sealed), max_size=4).map(tuple)
+survivors = st.lists(u32, max_size=5).map(tuple)
+peer_keys = st.lists(st.builds(secagg.PeerKeys, u32, key, key), max_size=3) | st.lists(
+    st.builds(secagg.PeerKeys, u32, key, key, signature), max_size=3
+)
+answer = st.builds(secagg.SelfMaskShare, u32, share) | st.builds(secagg.PairKeyShare, u32, share)
+answers = st.lists(answer | st.builds(secagg.Unopened, u32), max_size=5).map(tuple)
+proofs = st.lists(st.builds(secagg.Bundle, u32, signature), max_size=3).map(tuple)
 anything = st.one_of(
+    st.builds(secagg.AdvertiseKeys, rounds, party, key, key, st.just(b"") | signature),
+    st.builds(secagg.KeyList, rounds, party, peer_keys.map(tuple)),
+    st.builds(secagg.ShareKeys, rounds, party, bundles, key),
+    st.builds(secagg.ShareList, rounds, party, bundles),
+    st.builds(secagg.MaskedInput, rounds, party, st.binary()),
+    st.builds(secagg.SurvivorList, rounds, party, survivors),
+    st.builds(secagg.ConsistencyCheck, rounds, party, signature),
+    st.builds(secagg.UnmaskRequest, rounds, party, survivors, proofs),
+    st.builds(secagg.Unmask, rounds, party, answers),
     st.builds(Setup, rounds, party, st.text(), parties),
-    st.builds(Ready, rounds, party, st.integers(0, 2**64 - 1)),
-    st.builds(Train, rounds, party, parties, u32, thetas),
-    st.builds(Evaluate, rounds, party, parties, u32, thetas),
+    st.builds(Ready, rounds, party, st.integers(0, 2**64 - 1), u32),
+    st.builds(Train, rounds, party, parties, u32, u32, thetas),
+    st.builds(Evaluate, rounds, party, parties, u32, u32, thetas),
+    st.builds(SupportProposal, rounds, party, st.binary()),
+    st.builds(SupportUnion, rounds, party, st.binary()),
     st.builds(PlainInput, rounds, party, st.binary(), st.binary()),
     st.builds(TrainReport, rounds, party, floats, floats, floats, floats),
     st.builds(EvalReport, rounds, party, u32, u32, u32, floats),
@@ -45,12 +69,29 @@ anything = st.one_of(
     st.builds(Account, rounds, party, st.integers(0, 2**64 - 1), rows, facts),
 )
 
+
+def unmask_law(message):
+    unopened = sum(isinstance(answer, secagg.Unopened) for answer in message.answers)
+    return secagg.Unmask.wire_size(len(message.answers) - unopened, unopened)
+
+
 # The size law of every message, from what the message holds.
 LAWS = {
+    secagg.AdvertiseKeys: lambda m: secagg.AdvertiseKeys.wire_size(bool(m.signature)),
+    secagg.KeyList: lambda m: secagg.KeyList.wire_size(len(m.peers), bool(m.peers and m.peers[0].signature)),
+    secagg.ShareKeys: lambda m: secagg.ShareKeys.wire_size(len(m.bundles)),
+    secagg.ShareList: lambda m: secagg.ShareList.wire_size(len(m.bundles)),
+    secagg.MaskedInput: lambda m: secagg.MaskedInput.wire_size(len(m.values), 8),
+    secagg.SurvivorList: lambda m: secagg.SurvivorList.wire_size(len(m.survivors)),
+    secagg.ConsistencyCheck: lambda m: secagg.ConsistencyCheck.wire_size(),
+    secagg.UnmaskRequest: lambda m: secagg.UnmaskRequest.wire_size(len(m.survivors), len(m.signatures)),
+    secagg.Unmask: unmask_law,
     Setup: lambda m: Setup.wire_size(len(m.config.encode()), len(m.parties)),
     Ready: lambda m: Ready.wire_size(),
     Train: lambda m: Train.wire_size(len(m.theta), len(m.parties)),
     Evaluate: lambda m: Evaluate.wire_size(len(m.theta), len(m.parties)),
+    SupportProposal: lambda m: SupportProposal.wire_size(len(m.support)),
+    SupportUnion: lambda m: SupportUnion.wire_size(len(m.support)),
     PlainInput: lambda m: PlainInput.wire_size(len(m.support), len(m.values)),
     TrainReport: lambda m: TrainReport.wire_size(),
     EvalReport: lambda m: EvalReport.wire_size(),

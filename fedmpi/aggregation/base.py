@@ -1,8 +1,7 @@
 """What the round asks of an aggregation: two small state machines that exchange messages.
 
-Neither side sends anything by itself: a call returns the messages to send, and the caller carries them. The server's
-machine is `done` when it has its sum; `waiting` names the parties that it still needs, for the error message when a
-deadline passes.
+Neither side sends anything by itself: a call returns the messages to send, and the caller carries them. A phase of the
+server's machine ends when everybody in it has answered or is gone; `drop` takes one party out, `expire` all who are late.
 """
 
 from abc import ABC, abstractmethod
@@ -11,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmpi.wire.messages import Message
+
+Answers = list[tuple[int, Message]]
 
 
 @dataclass(frozen=True)
@@ -22,13 +23,34 @@ class Sum:
 
 
 class ServerSession(ABC):
-    @abstractmethod
-    def receive(self, message: Message) -> list[tuple[int, Message]]:
-        """Take a party's message; returns (party, answer) pairs. ProtocolError changes nothing."""
+    reason: str = ""  # why the round failed
+    faults: list[str]  # who was caught at what
 
     @property
     @abstractmethod
-    def done(self) -> bool: ...
+    def phase_name(self) -> str:
+        """The phase that it is in, by the name that the ledger and a dropout plan use."""
+
+    @abstractmethod
+    def receive(self, message: Message) -> Answers:
+        """Take a party's message; returns (party, answer) pairs. ProtocolError changes nothing."""
+
+    @abstractmethod
+    def drop(self, party: int, fault: str = "") -> Answers:
+        """The party is gone, or was caught at something: go on without it."""
+
+    @abstractmethod
+    def expire(self) -> Answers:
+        """The phase's deadline has passed: everybody who is waited for is gone."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """The sum is there, or it never will be."""
+
+    @property
+    def failed(self) -> bool:
+        return False
 
     @abstractmethod
     def waiting(self) -> tuple[int, ...]:
@@ -42,3 +64,7 @@ class PartySession(ABC):
     @abstractmethod
     def start(self) -> list[Message]:
         """The first messages, once the party has its encoded update."""
+
+    @abstractmethod
+    def receive(self, message: Message) -> list[Message]:
+        """The answers to a message of the server; ProtocolError changes nothing."""

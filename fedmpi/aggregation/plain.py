@@ -19,6 +19,9 @@ class PlainParty(PartySession):
     def start(self):
         return [self._message]
 
+    def receive(self, message):
+        raise ProtocolError(f"got {type(message).__name__}, but it has nothing more to say", phase="update")
+
 
 class PlainServer(ServerSession):
     def __init__(self, round: int, cohort: tuple[int, ...], encoding: Encoding, dimension: int, own_support: bool):
@@ -28,6 +31,7 @@ class PlainServer(ServerSession):
         self._own = own_support
         self._missing = set(cohort)
         self._heard: list[int] = []
+        self.faults: list[str] = []
         self._total = np.zeros(dimension if own_support else encoding.dimension, np.uint64)
 
     def receive(self, message):
@@ -64,6 +68,18 @@ class PlainServer(ServerSession):
         if support is not None and len(support) != count:
             raise wrong(f"sent a support of {len(support)} coordinates, expected {count}")
         return values, support
+
+    phase_name = "update"
+
+    def drop(self, party, fault=""):
+        if fault:
+            self.faults.append(fault)
+        self._missing.discard(party)
+        return []
+
+    def expire(self):
+        self._missing.clear()
+        return []
 
     @property
     def done(self):

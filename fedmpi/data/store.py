@@ -61,6 +61,11 @@ class Store:
     checksums: dict[str, list[int]]  # CRC-32 of each party's slice, by file stem
 
     @property
+    def fingerprint(self) -> int:
+        """CRC-32 over the checksums of all samples: equal on two hosts that prepared the same data."""
+        return zlib.crc32(_canonical(self.checksums))
+
+    @property
     def parties(self) -> int:
         return len(self.classes)
 

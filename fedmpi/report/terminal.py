@@ -10,30 +10,43 @@ from rich.table import Table
 
 from fedmpi.privacy.statement import Statement
 
+WIDTH = 110
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun")
 
 
-def screen_behind_launcher(environ) -> bool:
-    """Whether a person watches. A rank's own stdout does not tell: Open MPI gives every rank a pseudo-terminal and MPICH a
-    pipe, whatever is behind. The launcher's stdout does. FEDMPI_PROGRESS=0 or 1 decides it by hand."""
-    if environ.get("FEDMPI_PROGRESS") in ("0", "1"):
-        return environ["FEDMPI_PROGRESS"] == "1"
+def screen_behind_launcher(environ) -> str | None:
+    """The terminal that a person watches, if there is one.
+
+    A rank's own stdout does not tell: Open MPI gives every rank a pseudo-terminal and MPICH a pipe, whatever is behind. The
+    launcher's stdout does. FEDMPI_PROGRESS=0 keeps it silent.
+    """
+    if environ.get("FEDMPI_PROGRESS") == "0":
+        return None
     try:
-        for process in psutil.Process().parents():
-            if process.name() in LAUNCHERS:
-                return os.readlink(f"/proc/{process.pid}/fd/1").startswith(("/dev/pts/", "/dev/tty"))
+        parents = psutil.Process().parents()
+        launcher = next((process.pid for process in parents if process.name() in LAUNCHERS), "self")
+        path = os.readlink(f"/proc/{launcher}/fd/1")
     except (OSError, psutil.Error):
-        return False
-    return sys.stdout.isatty()
+        return None
+    return path if path.startswith(("/dev/pts/", "/dev/tty")) else None
 
 
 class Terminal:
     def __init__(self):
-        self._live = screen_behind_launcher(os.environ)
+        screen = screen_behind_launcher(os.environ)
         self._console = Console(
-            file=sys.stdout, force_terminal=self._live, no_color=not self._live, width=110, highlight=False
+            file=sys.stdout, force_terminal=bool(screen), no_color=not screen, width=WIDTH, highlight=False
         )
+        self._live = self._open(screen)
         self._bar: Progress | None = None
+
+    @staticmethod
+    def _open(screen: str | None) -> Console | None:
+        """A console on the terminal itself: a launcher passes output on line by line, and a progress bar ends none."""
+        try:
+            return Console(file=open(screen, "w"), force_terminal=True, width=WIDTH) if screen else None
+        except OSError:
+            return None
 
     def say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, markup=False)
@@ -42,7 +55,7 @@ class Terminal:
         self._console.print(f"warning: {line}", style="yellow", soft_wrap=True, markup=False)
 
     def progress(self, row: dict, rounds: int) -> None:
-        if not self._live:
+        if self._live is None:
             return
         if self._bar is None:
             self._bar = Progress(
@@ -51,7 +64,7 @@ class Terminal:
                 BarColumn(bar_width=24),
                 TimeRemainingColumn(),
                 TextColumn("{task.fields[figures]}"),
-                console=self._console,
+                console=self._live,
                 refresh_per_second=4,
             )
             self._task = self._bar.add_task("", total=rounds, completed=row["round"] - 1, figures="")

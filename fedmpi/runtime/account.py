@@ -21,19 +21,32 @@ class PrivacyAccount:
         kind = config.privacy.accountant
         self.outside = Accountant(kind)
         self.nominal = Accountant(kind)
-        self.server = ServerView(config.run.parties, PLAIN_ADJACENCY, kind)
+        self.server = ServerView(config.run.parties, kind=kind)
 
-    def spend(self, cohort: tuple[int, ...], survivors: tuple[int, ...]) -> None:
-        """Count one round: the noise in its sum is what the survivors contributed."""
-        q, sigma = self._config.privacy.sampling, self._release.multiplier
-        if sigma == 0:
+    def spend(
+        self, cohort: tuple[int, ...], survivors: tuple[int, ...], coordinates: int, clear: frozenset[int]
+    ) -> None:
+        """Count one round: the noise in its sum is what the survivors contributed. `clear`: who the server saw alone."""
+        q, release = self._config.privacy.sampling, self._release.over(coordinates)
+        if release.multiplier == 0:
             return
-        share = self._release.share(len(cohort))
-        contributed = sigma * math.sqrt(len(survivors) / len(cohort))
-        divergence = sum_divergence(share, len(survivors))
-        self.outside.spend(sum_multiplier(contributed, divergence, self._release.encoding.dimension), q)
-        self.nominal.spend(sigma, q)
-        self.server.join(np.array(survivors), sigma / math.sqrt(len(cohort)))
+        share = (
+            release.share(len(cohort)) / release.encoding.sensitivity
+        )  # one party's noise over the bound of an update
+
+        def of_sum(parties: int) -> float:
+            """The multiplier of a sum of this many shares, as one discrete Gaussian."""
+            divergence = sum_divergence(share * release.encoding.sensitivity, parties)
+            return sum_multiplier(share * math.sqrt(max(0, parties)), divergence, coordinates)
+
+        self.outside.spend(of_sum(len(survivors)), q)
+        self.nominal.spend(release.multiplier, q)
+        seen = np.array([party for party in survivors if party in clear], dtype=np.int64)
+        hidden = np.array([party for party in survivors if party not in clear], dtype=np.int64)
+        if seen.size:
+            self.server.join(seen, share, adjacency=PLAIN_ADJACENCY)
+        if hidden.size:
+            self.server.join(hidden, of_sum(hidden.size - self._config.aggregation.colluding), adjacency=1.0)
 
     def statement(self, *, quick: bool = False) -> Statement:
         config, delta = self._config, self._config.privacy.delta
@@ -49,6 +62,7 @@ class PrivacyAccount:
             delta=delta,
             parties=config.run.parties,
             metrics=config.privacy.metrics,
+            colluding=config.aggregation.colluding,
             denominator="fixed" if config.server.denominator == "expected" else "survivors",
         )
 

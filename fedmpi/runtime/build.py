@@ -12,6 +12,7 @@ from fedmpi.data.store import PartitionSpec, Store, prepare
 from fedmpi.errors import ConfigError, WireError
 from fedmpi.runtime.release import Release
 from fedmpi.secagg.encoding import plan
+from fedmpi.secagg.pki import read_public
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Plan:
 
     config: Config
     multiplier: float  # sigma
+    session: str = ""  # of this start, 16 bytes in hexadecimal: binds every key of the protocol to it
     resume_round: int = 0  # the checkpointed round to go on from; 0: a new run
 
     def to_text(self) -> str:
@@ -86,6 +88,13 @@ def thread_count(config: Config, environ) -> int:
     return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
 
 
+def public_identities(config: Config) -> dict[int, bytes] | None:
+    """What the server checks signatures against, if the adversary is active."""
+    if config.aggregation.adversary != "active":
+        return None
+    return read_public(Path(config.aggregation.pki), config.run.parties)
+
+
 def release(plan_: Plan, method: Algorithm) -> Release:
     """How updates leave a party; refuses what could overflow."""
     config = plan_.config
@@ -93,7 +102,7 @@ def release(plan_: Plan, method: Algorithm) -> Release:
         clip=config.privacy.clip,
         dimension=method.support_size(),
         parties=config.run.parties,
-        multiplier=plan_.multiplier,
+        multiplier=plan_.multiplier / (1 - config.privacy.noise_margin) ** 0.5,
         rounds=config.run.rounds,
         bits=config.aggregation.bits,
     )

@@ -1,41 +1,78 @@
 """A client rank: it hosts parties, and answers the server until it is told to stop."""
 
-from fedmpi.aggregation.plain import PlainParty
-from fedmpi.algorithm import Algorithm
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmpi.aggregation.base import PartySession
+from fedmpi.aggregation.choose import Aggregator
+from fedmpi.algorithm import Algorithm, LocalUpdate
 from fedmpi.config import Config
-from fedmpi.errors import ProtocolError
-from fedmpi.runtime import build, checkpoint
+from fedmpi.errors import ConfigError, ProtocolError
+from fedmpi.runtime import build, checkpoint, dropout
 from fedmpi.runtime.memory import proportional_set_size
 from fedmpi.runtime.stopwatch import Stopwatch
+from fedmpi.secagg.party import Identity
+from fedmpi.secagg.pki import read_identity, read_public
 from fedmpi.transport.endpoint import Endpoint
-from fedmpi.wire.messages import Checkpoint, EvalReport, Evaluate, Ready, Setup, Stop, Train, TrainReport
+from fedmpi.wire.messages import (
+    Checkpoint,
+    EvalReport,
+    Evaluate,
+    Message,
+    Ready,
+    Setup,
+    Stop,
+    SupportProposal,
+    SupportUnion,
+    Train,
+    TrainReport,
+)
+from fedmpi.wire.support import decode_support, encode_support
 
 SERVER = 0
 
 
-def run_client(endpoint: Endpoint) -> int:
-    """The whole life of a client rank; returns its exit code."""
+def run_client(endpoint: Endpoint, pki: str | None = None) -> int:
+    """The whole life of a client rank; returns its exit code. `pki` is this rank's own word, not rank 0's."""
     _, first = endpoint.poll()
     if isinstance(first, Stop):
         return 0  # rank 0 has said what was wrong
     if not isinstance(first, Setup):
         raise ProtocolError(f"rank 0 sent {type(first).__name__}, expected Setup", phase="setup")
-    return Client(endpoint, first).serve()
+    return Client(endpoint, first, pki).serve()
+
+
+@dataclass
+class PartyRound:
+    """What a party holds while a round is under way."""
+
+    model: Train
+    update: LocalUpdate
+    session: PartySession | None = None  # None until its support is settled
 
 
 class Client:
-    def __init__(self, endpoint: Endpoint, setup: Setup):
+    def __init__(self, endpoint: Endpoint, setup: Setup, pki: str | None):
         self.endpoint = endpoint
         self.watch = Stopwatch()
         with self.watch("setup"):
             plan = build.Plan.from_text(setup.config)
             self.config: Config = plan.config
             self.parties = setup.parties
+            self.plan = dropout.parse(self.config.aggregation.dropout, self.config.run.seed, self.config.run.parties)
+            self.identities = self._read_identities(pki)
             self.algorithm: Algorithm = build.algorithm(self.config)
             self.release = build.release(plan, self.algorithm)
+            self.aggregator = Aggregator(
+                self.config, bytes.fromhex(plan.session), self.algorithm.dimension, lambda cost: self.watch(cost)
+            )
+            self.rounds: dict[int, PartyRound] = {}
             if plan.resume_round:
                 checkpoint.restore_parties(self.config, self.algorithm, self.parties, plan.resume_round)
-        endpoint.send(SERVER, Ready(dimension=self.algorithm.dimension, parties=self.parties))
+        data = self.algorithm.data_fingerprint
+        endpoint.send(SERVER, Ready(dimension=self.algorithm.dimension, data=data, parties=self.parties))
 
     def serve(self) -> int:
         handlers = {Train: self.train, Evaluate: self.evaluate, Checkpoint: self.keep}
@@ -45,25 +82,67 @@ class Client:
                 self.send_account()
                 self.endpoint.flush()
                 return 0
-            if type(message) not in handlers:
-                raise ProtocolError(f"rank 0 sent {type(message).__name__}, which no client takes", phase="round")
-            handlers[type(message)](message)
+            handlers.get(type(message), self.protocol)(message)
+
+    # ---- a round ----
 
     def train(self, model: Train) -> None:
+        self.rounds.clear()
         for party in model.parties:
             with self.watch("local work"):
                 update = self.algorithm.local_work(party, model.theta, model.round)
-            with self.watch("encode"):
-                values, norm = self.release.encode(update.values, party, model.round, model.cohort)
-                session = PlainParty(
-                    model.round, party, self.release.encoding, self.algorithm.dimension, values, update.support
-                )
-                messages = session.start()
-            with self.watch("send"):
-                for message in messages:
+            self.rounds[party] = PartyRound(model, update)
+            if self.config.privacy.metrics == "party":
+                norm = float(np.linalg.norm(update.values.astype(np.float64)))
+                self.endpoint.send(SERVER, TrainReport(model.round, party, norm=norm, **update.figures))
+            if self.config.aggregation.support == "union":
+                self.propose(party, model, update)
+            else:
+                self.enter(party, self.algorithm.support_size(), update.values, update.support)
+
+    def propose(self, party: int, model: Train, update: LocalUpdate) -> None:
+        """Support `union`: name the coordinates, and wait for everybody's."""
+        if self.plan.misses(model.round, party, "AdvertiseKeys"):
+            return
+        dimension = self.algorithm.dimension
+        chosen = np.arange(dimension) if update.support is None else update.support
+        self.endpoint.send(SERVER, SupportProposal(model.round, party, encode_support(chosen, dimension)))
+
+    def enter(self, party: int, dimension: int, values: np.ndarray, support: np.ndarray | None) -> None:
+        """Clip, round, add the share of the noise, and start the aggregation with it."""
+        state = self.rounds[party]
+        model, release = state.model, self.release.over(dimension)
+        with self.watch("encode"):
+            encoded, _ = release.encode(values, party, model.round, model.cohort)
+            state.session = self.aggregator.party(
+                model.round, party, model.hidden, release.encoding, encoded, support, self.identities.get(party)
+            )
+        self.say(party, state.session.start())
+
+    def protocol(self, message: Message) -> None:
+        """A message of the aggregation for one party."""
+        state = self.rounds.get(message.party)
+        if state is None or message.round != state.model.round:
+            raise ProtocolError(f"rank 0 sent {type(message).__name__}, which is not its turn", party=message.party)
+        if isinstance(message, SupportUnion):
+            union = decode_support(message.support, self.algorithm.dimension)
+            values = np.zeros(len(union))
+            own = state.update.support
+            values[slice(None) if own is None else np.searchsorted(union, own)] = state.update.values
+            self.enter(message.party, len(union), values, None)
+        elif state.session is None:
+            raise ProtocolError(f"rank 0 sent {type(message).__name__} before the support", party=message.party)
+        else:
+            self.say(message.party, state.session.receive(message))
+
+    def say(self, party: int, messages: list[Message]) -> None:
+        """Send, unless the plan has the party vanish here."""
+        for message in messages:
+            if not self.plan.misses(message.round, party, message.PHASE):
+                with self.watch("send"):
                     self.endpoint.send(SERVER, message)
-                if self.config.privacy.metrics == "party":
-                    self.endpoint.send(SERVER, TrainReport(model.round, party, norm=norm, **update.figures))
+
+    # ---- between rounds ----
 
     def evaluate(self, model: Evaluate) -> None:
         if self.config.privacy.metrics == "none":
@@ -89,3 +168,13 @@ class Client:
         facts = {"cpu": dict(self.watch.cpu), "pss": proportional_set_size()}
         self.watch = Stopwatch()
         self.endpoint.send_account(SERVER, facts)
+
+    def _read_identities(self, pki: str | None) -> dict[int, Identity]:
+        if self.config.aggregation.adversary != "active":
+            return {}
+        if pki is None:
+            raise ConfigError(
+                "adversary = active: this rank was started without --pki, and does not take it from rank 0"
+            )
+        public = read_public(Path(pki), self.config.run.parties)
+        return {party: read_identity(Path(pki), party, public) for party in self.parties}

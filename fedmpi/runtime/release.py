@@ -1,5 +1,6 @@
 """From a party's update to what may leave it: clip, round, add its share of the noise. DSU (12) and (13)."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 
@@ -20,14 +21,19 @@ class Release:
     multiplier: float  # sigma: noise of the whole sum over its sensitivity
     seed: int
     entropy: str
+    margin: float = 0.0  # share of the cohort whose noise may be lost
 
     @classmethod
     def of(cls, config: Config, encoding: Encoding, multiplier: float) -> "Release":
-        return cls(encoding, multiplier, config.run.seed, config.privacy.entropy)
+        return cls(encoding, multiplier, config.run.seed, config.privacy.entropy, config.privacy.noise_margin)
 
     def share(self, cohort: int) -> float:
-        """One party's noise deviation in steps: n_t such shares make sigma times the sensitivity."""
-        return self.multiplier * self.encoding.sensitivity / math.sqrt(cohort)
+        """One party's noise deviation in steps: n_t such shares, less the margin, make sigma times the sensitivity."""
+        return self.multiplier * self.encoding.sensitivity / math.sqrt(cohort * (1 - self.margin))
+
+    def over(self, dimension: int) -> "Release":
+        """The same rule over another number of coordinates, for a support that is found in the round."""
+        return dataclasses.replace(self, encoding=dataclasses.replace(self.encoding, dimension=dimension))
 
     def encode(self, update: np.ndarray, party: int, round: int, cohort: int) -> tuple[np.ndarray, float]:
         """(the update in Z_{2^b}, its norm before clipping)"""

@@ -3,18 +3,19 @@
 sample -> send the model -> (local work, on the clients) -> aggregate -> step -> account -> evaluate -> record
 """
 
+import collections
 import hashlib
 import time
 
 import numpy as np
 
-from fedmpi.aggregation.base import Sum
-from fedmpi.aggregation.plain import PlainServer
+from fedmpi.aggregation.choose import Aggregator
 from fedmpi.algorithm import Algorithm
 from fedmpi.errors import ProtocolError, TransportError
 from fedmpi.report.record import Record
-from fedmpi.runtime import build, checkpoint, schedule
+from fedmpi.runtime import build, checkpoint, dropout, schedule
 from fedmpi.runtime.account import PrivacyAccount
+from fedmpi.runtime.gather import Gathering, Outcome
 from fedmpi.runtime.memory import proportional_set_size
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.stopwatch import Stopwatch
@@ -29,7 +30,6 @@ from fedmpi.wire.messages import (
     Setup,
     Stop,
     Train,
-    TrainReport,
 )
 
 
@@ -48,6 +48,12 @@ class Server:
             self.algorithm: Algorithm = build.algorithm(self.config, device="cpu")
             self.release = build.release(plan, self.algorithm)
             self.privacy = PrivacyAccount(self.config, self.release)
+            self.aggregator = Aggregator(
+                self.config, bytes.fromhex(plan.session), self.algorithm.dimension, lambda cost: self.watch(cost)
+            )
+            self.plan = dropout.parse(self.config.aggregation.dropout, self.config.run.seed, self.config.run.parties)
+            self.identities = build.public_identities(self.config)
+            self.dropouts = collections.Counter()
             self.theta = self.algorithm.initial()
             self.last_round = plan.resume_round
             self.references: dict[str, float | None] = {"accuracy_untrained": None, "accuracy_local_only": None}
@@ -70,12 +76,16 @@ class Server:
         started, row = time.monotonic(), {"round": round}
         cohort = schedule.cohort(self.config, round)
         row["cohort"] = len(cohort)
-        if len(cohort) >= self.config.privacy.min_cohort:
+        if self.large_enough(cohort):
             self.send_model(Train, round, cohort)
-            total, figures = self.aggregate(round, cohort)
-            self.step(total)
-            self.privacy.spend(cohort, total.survivors)
-            row |= {"survivors": len(total.survivors), **figures}
+            outcome = self.aggregate(round, cohort)
+            row |= outcome.figures
+            if outcome.sum is not None:
+                self.step(outcome)
+                self.privacy.spend(cohort, outcome.sum.survivors, outcome.coordinates, self.aggregator.clear_parties())
+            self.dropouts += outcome.dropouts
+            for line in outcome.complaints:
+                self.record.terminal.warn(line)
         else:
             row["skipped"] = f"cohort below min_cohort ({self.config.privacy.min_cohort})"
         if schedule.evaluation_due(self.config, round):
@@ -86,42 +96,35 @@ class Server:
         if schedule.checkpoint_due(self.config, round):
             self.checkpoint(round)
 
+    def large_enough(self, cohort: tuple[int, ...]) -> bool:
+        """A sum over too few parties shows them, and so does one over too few that are not in the clear."""
+        least, hidden = self.config.privacy.min_cohort, len(set(cohort) - self.aggregator.clear_parties())
+        return len(cohort) >= least and (hidden == 0 or hidden >= least)
+
     # ---- its steps ----
 
     def send_model(self, kind: type[Train] | type[Evaluate], round: int, parties) -> None:
         """theta to every rank that hosts one of `parties`, once per rank."""
         with self.watch("send model"):
             self.record.first_message()
+            hidden = len(set(parties) - self.aggregator.clear_parties())
             for rank, hosted in self.placement.by_rank(parties).items():
                 alone = hosted[0] if len(hosted) == 1 else -1
-                self.endpoint.send(rank, kind(round, alone, hosted, len(parties), self.theta))
+                self.endpoint.send(rank, kind(round, alone, hosted, len(parties), hidden, self.theta))
 
-    def aggregate(self, round: int, cohort: tuple[int, ...]) -> tuple[Sum, dict]:
-        """Wait for the cohort's updates (and reports, if they may leave) and add them up."""
-        own = self.config.aggregation.support == "own" and self.release.encoding.dimension < self.algorithm.dimension
-        session = PlainServer(round, cohort, self.release.encoding, self.algorithm.dimension, own)
-        reports: dict[int, TrainReport] = {}
-        awaited = len(cohort) if self.config.privacy.metrics == "party" else 0
-
-        def take(message: Message) -> None:
-            if isinstance(message, TrainReport):
-                reports[message.party] = message
-                return
-            with self.watch("aggregate"):
-                for party, answer in session.receive(message):
-                    self.endpoint.send(self.placement.rank_of(party), answer)
-
+    def aggregate(self, round: int, cohort: tuple[int, ...]) -> Outcome:
+        """Carry the aggregation's messages until it has its sum, or cannot have it any more."""
         with self.watch("wait for updates"):
-            self.pump(take, lambda: session.done and len(reports) >= awaited, session.waiting)
-        return session.result(), _figures(reports, self.config.privacy.clip)
+            gathering = Gathering(self, round, cohort)
+            return gathering.run()
 
-    def step(self, total: Sum) -> None:
+    def step(self, outcome: Outcome) -> None:
         """theta + eta_g * sum / (qN): a fixed denominator, as the sensitivity assumes."""
         with self.watch("step"):
             expected = schedule.expected_cohort(self.config)
-            by = expected if self.config.server.denominator == "expected" else len(total.survivors)
-            mean = self.release.encoding.decode(total.total) * (self.config.server.server_lr / by)
-            self.theta = self.algorithm.step(self.theta, mean, self._public_support(len(mean)))
+            by = expected if self.config.server.denominator == "expected" else len(outcome.sum.survivors)
+            mean = self.release.encoding.decode(outcome.sum.total) * (self.config.server.server_lr / by)
+            self.theta = self.algorithm.step(self.theta, mean, outcome.support)
 
     def evaluate(self, round: int) -> float | None:
         """Mean accuracy over all parties, each on its own test data; None where metrics stay home."""
@@ -145,9 +148,8 @@ class Server:
         reports: dict[int, EvalReport] = {}
 
         def take(message: Message) -> None:
-            if not isinstance(message, EvalReport) or message.round != round:
-                raise ProtocolError(f"sent {type(message).__name__}, expected EvalReport", party=message.party)
-            reports[message.party] = message
+            if isinstance(message, EvalReport) and message.round == round:
+                reports[message.party] = message  # anything else is late: the last words of a party that was dropped
 
         with self.watch("evaluation" if round else "references"):
             self.pump(take, lambda: len(reports) == len(everyone), lambda: set(everyone) - set(reports))
@@ -161,6 +163,7 @@ class Server:
             state = {
                 "privacy": self.privacy.checkpoint(),
                 "references": self.references,
+                "dropouts": dict(self.dropouts),
                 "given": self.given + self.endpoint.bytes_given,
                 "cpu": dict(self.watch.cpu),
                 "wall": dict(self.watch.wall),
@@ -171,6 +174,7 @@ class Server:
         self.theta, ledger, state = checkpoint.load_server(self.config, round)
         self.endpoint.ledger.merge(ledger)
         self.given = state["given"]
+        self.dropouts.update(state["dropouts"])
         self.references = state["references"]
         self.privacy.restore(state["privacy"])
         self.watch.add(state["cpu"])
@@ -180,7 +184,8 @@ class Server:
             # Rounds after the checkpoint were released before the interruption; fresh noise releases them once more.
             # The one under way may have reached the server too.
             for cohort in self.record.released_after(round):
-                self.privacy.spend(tuple(range(cohort)), tuple(range(cohort)))
+                everyone, coordinates = tuple(range(cohort)), self.release.encoding.dimension
+                self.privacy.spend(everyone, everyone, coordinates, self.aggregator.clear_parties())
 
     def finish(self) -> dict:
         for rank in self.placement.ranks():
@@ -195,10 +200,11 @@ class Server:
             "ranks": self.endpoint.size,
             "accuracy": self.accuracy,
             **self.references,
+            "data_crc32": f"{self.algorithm.data_fingerprint:08x}",
             "model_sha256": hashlib.sha256(np.ascontiguousarray(self.theta, "<f4").tobytes()).hexdigest(),
             "seconds": self.watch.as_dict(),
             "memory_pss": sum(self.pss.values()) + proportional_set_size(),
-            "dropouts": {"planned": 0, "real": 0},
+            "dropouts": {kind: self.dropouts[kind] for kind in ("planned", "real", "caught", "failed_rounds")},
         }
         return self.record.closing(facts, self.privacy, self.endpoint.ledger)
 
@@ -215,9 +221,12 @@ class Server:
                     f"no answer within {self.config.run.round_deadline:g} s (round_deadline); missing: {missing}"
                 )
             source, message = arrived
-            if message.party >= 0 and message.party not in self.placement.parties_of(source):
-                raise ProtocolError(f"spoke through rank {source}, which does not host it", party=message.party)
+            self.check_host(source, message)
             take(message)
+
+    def check_host(self, source: int, message: Message) -> None:
+        if message.party >= 0 and message.party not in self.placement.parties_of(source):
+            raise ProtocolError(f"spoke through rank {source}, which does not host it", party=message.party)
 
     def collect(self, ranks, kind: type[Message], take) -> None:
         """One message of `kind` from each rank."""
@@ -228,6 +237,8 @@ class Server:
             if arrived is None:
                 raise TransportError(f"no {kind.__name__} from ranks {sorted(missing)} (round_deadline)")
             source, message = arrived
+            if message.party >= 0:
+                continue  # late: the last words of a party that was dropped
             if not isinstance(message, kind) or source not in missing:
                 raise ProtocolError(f"rank {source} sent {type(message).__name__}, expected {kind.__name__}")
             missing.remove(source)
@@ -239,26 +250,13 @@ class Server:
                 f"rank {source} built a model of {message.dimension} parameters, rank 0 one of "
                 f"{self.algorithm.dimension}; is the same fedmpi installed there?"
             )
+        if message.data != self.algorithm.data_fingerprint:
+            raise ProtocolError(
+                f"rank {source} prepared other data than rank 0; delete the prepared folder on its host"
+            )
 
     def _take_account(self, source: int, message: Account) -> None:
         self.endpoint.ledger.merge(message.rows)
         self.given += message.bytes_given
         self.pss[source] = int(message.facts.get("pss", 0))
         self.watch.add(message.facts.get("cpu", {}))
-
-    def _public_support(self, size: int) -> np.ndarray | None:
-        return None if size == self.algorithm.dimension else self.algorithm.public_support(self.theta)
-
-
-def _figures(reports: dict[int, TrainReport], clip: float) -> dict:
-    """Means over the cohort, in party order so that they do not depend on arrival."""
-    if not reports:
-        return {}
-    ordered = [reports[party] for party in sorted(reports)]
-    return {
-        "loss": float(np.mean([report.loss for report in ordered])),
-        "head_loss": float(np.mean([report.head_loss for report in ordered])),
-        "penalty": float(np.mean([report.penalty for report in ordered])),
-        "update_norm": float(np.mean([report.norm for report in ordered])),
-        "clipped": float(np.mean([report.norm > clip for report in ordered])),
-    }

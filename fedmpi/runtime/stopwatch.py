@@ -1,26 +1,52 @@
-"""Wall and CPU seconds by phase. CPU time, because ranks outnumber cores and wall time then says little."""
+"""Wall and CPU seconds by phase. CPU time, because ranks outnumber cores and wall time then says little.
+
+Phases nest, and what an inner one takes is not counted again in the outer one: the figures add up.
+"""
 
 import time
 from collections import defaultdict
 from contextlib import contextmanager
 
 # As a round goes; a phase that is not listed comes after these.
-ORDER = "setup|references|send model|local work|encode|send|wait for updates|aggregate|step|evaluation|checkpoint".split("|")
+ORDER = (
+    "setup",
+    "references",
+    "send model",
+    "local work",
+    "encode",
+    "DH",
+    "Shamir split",
+    "AEAD",
+    "PRG",
+    "send",
+    "wait for updates",
+    "aggregate",
+    "Shamir combine",
+    "step",
+    "evaluation",
+    "checkpoint",
+)
 
 
 class Stopwatch:
     def __init__(self):
         self.wall: dict[str, float] = defaultdict(float)
         self.cpu: dict[str, float] = defaultdict(float)
+        self._inner = [[0.0, 0.0]]  # what the phases inside the current one took
 
     @contextmanager
     def __call__(self, phase: str):
+        self._inner.append([0.0, 0.0])
         wall, cpu = time.monotonic(), time.process_time()
         try:
             yield
         finally:
-            self.wall[phase] += time.monotonic() - wall
-            self.cpu[phase] += time.process_time() - cpu
+            wall, cpu = time.monotonic() - wall, time.process_time() - cpu
+            inner = self._inner.pop()
+            self.wall[phase] += wall - inner[0]
+            self.cpu[phase] += cpu - inner[1]
+            self._inner[-1][0] += wall
+            self._inner[-1][1] += cpu
 
     def add(self, seconds: dict[str, float]) -> None:
         """Another rank's CPU seconds."""
@@ -28,7 +54,9 @@ class Stopwatch:
             self.cpu[phase] += value
 
     def as_dict(self) -> dict[str, dict[str, float]]:
-        phases = sorted({*self.wall, *self.cpu}, key=lambda phase: (ORDER.index(phase) if phase in ORDER else 99, phase))
+        phases = sorted(
+            {*self.wall, *self.cpu}, key=lambda phase: (ORDER.index(phase) if phase in ORDER else 99, phase)
+        )
         return {
             phase: {"wall": round(self.wall.get(phase, 0.0), 3), "cpu": round(self.cpu.get(phase, 0.0), 3)}
             for phase in phases

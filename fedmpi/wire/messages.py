@@ -79,16 +79,17 @@ class Setup(Message):
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """Every rank to rank 0: it has its model; `dimension` is the length of the shared vector."""
+    """Every rank to rank 0: it has its model and its data, and these are they."""
 
     TYPE = 2
     PHASE = "setup"
-    LAYOUT = struct.Struct("<Q")
-    dimension: int = 0
+    LAYOUT = struct.Struct("<QI")
+    dimension: int = 0  # length of the shared vector
+    data: int = 0  # fingerprint of the prepared data
     parties: tuple[int, ...] = ()  # known to the sender's ledger, not sent
 
     def buffers(self):
-        return [self.LAYOUT.pack(self.dimension)]
+        return [self.LAYOUT.pack(self.dimension, self.data)]
 
     def shares(self):
         return [(party, self.wire_size()) for party in self.parties]
@@ -111,12 +112,14 @@ class Ready(Message):
 class _Model(Message):
     """The shared vector for some parties of one rank."""
 
+    LAYOUT = struct.Struct("<II")
     parties: tuple[int, ...] = ()
     cohort: int = 0  # n_t, DSU (13): the size of the whole cohort
+    hidden: int = 0  # how many of them go through secure aggregation
     theta: np.ndarray = None
 
     def buffers(self):
-        return [_parties(self.parties), COUNT.pack(self.cohort), array_bytes(self.theta, "<f4")]
+        return [_parties(self.parties), self.LAYOUT.pack(self.cohort, self.hidden), array_bytes(self.theta, "<f4")]
 
     def shares(self):
         size = self.wire_size(len(self.theta), 1)
@@ -124,16 +127,16 @@ class _Model(Message):
 
     @classmethod
     def wire_size(cls, dimension: int, parties: int) -> int:
-        return COUNT.size + 4 * parties + COUNT.size + 4 * dimension
+        return COUNT.size + 4 * parties + cls.LAYOUT.size + 4 * dimension
 
     @classmethod
     def parse(cls, header, reader):
         parties = _read_parties(reader)
-        (cohort,) = reader.fields(COUNT)
+        cohort, hidden = reader.fields(cls.LAYOUT)
         rest = reader.rest()
         if len(rest) % 4:
             raise WireError(f"{cls.__name__}: {len(rest)} bytes are not a whole number of float32")
-        return cls(header.round, header.party, parties, cohort, np.frombuffer(rest, "<f4"))
+        return cls(header.round, header.party, parties, cohort, hidden, np.frombuffer(rest, "<f4"))
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,37 @@ class Train(_Model):
 
     TYPE = 3
     PHASE = "model"
+
+
+@dataclass(frozen=True)
+class _Support(Message):
+    PHASE = "support"
+    support: bytes = b""  # coded by wire.support
+
+    def buffers(self):
+        return [self.support]
+
+    @staticmethod
+    def wire_size(support_bytes: int) -> int:
+        return support_bytes
+
+    @classmethod
+    def parse(cls, header, reader):
+        return cls(header.round, header.party, bytes(reader.rest()))
+
+
+@dataclass(frozen=True)
+class SupportProposal(_Support):
+    """Support `union`: the coordinates that a party would send."""
+
+    TYPE = 11
+
+
+@dataclass(frozen=True)
+class SupportUnion(_Support):
+    """Support `union`: the coordinates that everybody sends."""
+
+    TYPE = 12
 
 
 @dataclass(frozen=True)
@@ -304,9 +338,33 @@ class Account(Message):
         return cls(header.round, header.party, bytes_given, rows, facts)
 
 
-_ALL = (Setup, Ready, Train, PlainInput, TrainReport, Evaluate, EvalReport, Checkpoint, Stop, Account)
-MESSAGES = {kind.TYPE: kind for kind in _ALL}
-PHASES = tuple(dict.fromkeys(kind.PHASE for kind in MESSAGES.values()))
+# Every phase that a ledger can name, in the order of a run. Ledger rows carry the index, so the order is part of the format.
+PHASES = (
+    "setup",
+    "model",
+    "support",
+    "AdvertiseKeys",
+    "ShareKeys",
+    "MaskedInput",
+    "ConsistencyCheck",
+    "Unmask",
+    "update",
+    "report",
+    "evaluation",
+    "bookkeeping",
+)
+MESSAGES: dict[int, type[Message]] = {}
+
+
+def register(*kinds: type[Message]) -> None:
+    """Make messages known to `decode`; a protocol that has its own does this where it defines them."""
+    for kind in kinds:
+        if MESSAGES.setdefault(kind.TYPE, kind) is not kind or kind.PHASE not in PHASES:
+            raise ValueError(f"{kind.__name__}: type {kind.TYPE} is taken, or its phase {kind.PHASE!r} is unknown")
+
+
+register(Setup, Ready, Train, SupportProposal, SupportUnion, PlainInput, TrainReport, Evaluate, EvalReport)
+register(Checkpoint, Stop, Account)
 
 
 def encode(message: Message) -> memoryview:

@@ -66,7 +66,7 @@ def test_a_model_reaches_every_rank_bit_for_bit():
     theta = np.random.default_rng(0).standard_normal(270_000).astype(np.float32)
     if endpoint.rank == 0:
         for rank in range(1, endpoint.size):
-            endpoint.send(rank, Train(1, rank, (rank,), 1, theta))
+            endpoint.send(rank, Train(1, rank, (rank,), 1, 0, theta))
         endpoint.flush(WAIT)
     else:
         _, message = take(endpoint, Train)
@@ -97,7 +97,10 @@ def test_two_ranks_may_send_to_each_other_at_once():
     everybody(endpoint)
 
 
-@pytest.mark.parametrize("flags", ["", "--support own", "--method centaur --sampling 0.7 --min-cohort 1"])
+@pytest.mark.parametrize(
+    "flags",
+    ["", "--support own", "--aggregation secure --dropout 0.2", "--method centaur --sampling 0.7 --min-cohort 1"],
+)
 def test_a_run_gives_the_model_that_the_in_memory_transport_gives(flags, make_config, run_in_memory, tmp_path):
     from fedmpi.report.terminal import Terminal
     from fedmpi.runtime.client import run_client
@@ -105,13 +108,13 @@ def test_a_run_gives_the_model_that_the_in_memory_transport_gives(flags, make_co
     from fedmpi.runtime.start import start_run
 
     endpoint = MpiEndpoint()
-    config = make_config(flags)
+    config = make_config(f"--parties 8 --min-cohort 3 {flags}")
     if endpoint.rank:
         assert run_client(endpoint) == 0
         take(endpoint, Stop)  # the server still listens to the others: nothing may be sent to it before it says so
     else:
         over_mpi = Server(endpoint, *start_run(config, endpoint.size, library(), Terminal())).run()
-        in_memory = run_in_memory(make_config(flags), 3)
+        in_memory = run_in_memory(make_config(f"--parties 8 --min-cohort 3 {flags}"), 3)
         assert over_mpi["model_sha256"] == in_memory["model_sha256"]
         assert over_mpi["bytes_up"]["logical"] == in_memory["bytes_up"]["logical"]
         assert over_mpi["ranks"] == endpoint.size

@@ -39,6 +39,10 @@ class ExtractorMethod(Algorithm):
         self._statistics: dict[int, torch.Tensor] = {}
 
     @property
+    def data_fingerprint(self) -> int:
+        return self.store.fingerprint
+
+    @property
     def dimension(self) -> int:
         return self.net.dimension
 

@@ -12,7 +12,7 @@ from fedmpi.vision.training import batches
 
 
 class Method(ExtractorMethod):
-    supports = ("own", "shared", "dense")  # all the same here: every coordinate is sent
+    supports = ("own", "union", "shared", "dense")  # all the same here: every coordinate is sent
 
     def public_support(self, theta: np.ndarray) -> None:
         return None

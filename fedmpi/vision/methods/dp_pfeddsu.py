@@ -15,7 +15,7 @@ from fedmpi.vision.training import batches
 
 
 class Method(ExtractorMethod):
-    supports = ("own", "shared", "dense")
+    supports = ("own", "union", "shared", "dense")
 
     def __init__(self, config, store, device="cpu"):
         super().__init__(config, store, device)
@@ -30,7 +30,7 @@ class Method(ExtractorMethod):
         return public_support(theta, self.spans, self.training.density)
 
     def support_size(self) -> int:
-        if self.support_rule == "dense":
+        if self.support_rule in ("dense", "union"):  # a union can grow to everything
             return self.dimension
         dropped = sum(size - kept(size, self.training.density) for size in (s.stop - s.start for s in self.spans))
         return self.dimension - dropped
@@ -73,7 +73,7 @@ class Method(ExtractorMethod):
         if self.support_rule == "dense" or not self.spans:
             return update, None
         chosen = np.flatnonzero(self.net.to_numpy(self._masks))
-        return update[chosen], chosen if self.support_rule == "own" else None
+        return update[chosen], chosen if self.support_rule in ("own", "union") else None
 
     def _adaptive_norm(self, current: torch.Tensor, theta: torch.Tensor) -> float:
         """Add the gradient of DSU (10)'s term, lambda/2 * | ||(theta - theta^{t,0}) * M|| - C |; 0 at norm 0."""

@@ -1,0 +1,96 @@
+"""The two ends of a round's aggregation, from the configuration. Both ends work out the rules by themselves."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmpi.aggregation.base import PartySession, ServerSession
+from fedmpi.aggregation.plain import PlainParty, PlainServer
+from fedmpi.aggregation.secure import HybridServer, SecureParty, SecureServer
+from fedmpi.config import Config
+from fedmpi.errors import ConfigError
+from fedmpi.privacy.words import WordSource
+from fedmpi.secagg import graph
+from fedmpi.secagg.encoding import Encoding
+from fedmpi.secagg.party import Identity, SecAggParty
+from fedmpi.secagg.rules import Meter, Rules, no_meter
+from fedmpi.secagg.server import SecAggServer
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    config: Config
+    session: bytes
+    dimension: int  # of the shared vector
+    meter: Meter = no_meter
+
+    def clear_parties(self) -> frozenset[int]:
+        """Who shares in the clear: everybody under plain, nobody under secure, the listed under hybrid."""
+        kind = self.config.aggregation.aggregation
+        everyone = frozenset(range(self.config.run.parties))
+        return everyone if kind == "plain" else parse_parties(self.config) if kind == "hybrid" else frozenset()
+
+    def rules(self, round: int, cohort: int, encoding: Encoding) -> Rules:
+        """The protocol's rules for a cohort of this size, the same for the server and for every party."""
+        settings = self.config.aggregation
+        degree, threshold, most_lost = cohort - 1, settings.threshold or graph.default_threshold(cohort), None
+        if settings.graph == "regular":
+            degree, threshold = graph.regular_parameters(cohort, settings.corrupt, settings.expected_dropout)
+            # With more than these lost, what is left of a sparse graph may fall apart, and a part's sum would show.
+            most_lost = math.ceil(cohort * settings.expected_dropout)
+        active = settings.adversary == "active"
+        if active and not 2 * threshold > cohort + settings.colluding:
+            raise ConfigError(
+                f"threshold = {threshold}: an active adversary needs 2t > n + colluding ({cohort} + {settings.colluding})"
+            )
+        return Rules(
+            self.session, round, cohort, threshold, degree, encoding.dimension, encoding.bits, active, most_lost
+        )
+
+    def server(
+        self, round: int, cohort: tuple[int, ...], encoding: Encoding, source: WordSource, identities, threads: int
+    ) -> ServerSession:
+        clear = self.clear_parties()
+        own = encoding.dimension < self.dimension and self.config.aggregation.support == "own"
+        in_clear = tuple(party for party in cohort if party in clear)
+        hidden = tuple(party for party in cohort if party not in clear)
+        plain = PlainServer(round, in_clear, encoding, self.dimension, own)
+        if not hidden:
+            return plain
+        rules = self.rules(round, len(hidden), encoding)
+        if rules.complete:
+            drawn = graph.complete(hidden, rules.threshold)
+        else:
+            drawn = graph.regular(hidden, rules.degree, rules.threshold, source)
+        neighbours = {party: drawn.neighbours(party) for party in hidden}
+        machine = SecAggServer(rules, neighbours, identities=identities, threads=threads, meter=self.meter)
+        secure = SecureServer(machine, encoding)
+        return HybridServer(plain, secure, clear) if in_clear else secure
+
+    def party(
+        self,
+        round: int,
+        party: int,
+        cohort: int,
+        encoding: Encoding,
+        values: np.ndarray,
+        support: np.ndarray | None,
+        identity: Identity | None,
+    ) -> PartySession:
+        """`cohort`: how many go the same way as this party."""
+        if party in self.clear_parties():
+            return PlainParty(round, party, encoding, self.dimension, values, support)
+        rules = self.rules(round, cohort, encoding)
+        return SecureParty(SecAggParty(rules, party, values, identity=identity, meter=self.meter))
+
+
+def parse_parties(config: Config) -> frozenset[int]:
+    text = config.aggregation.clear_parties
+    try:
+        chosen = frozenset(int(word) for word in text.split(",") if word.strip())
+    except ValueError:
+        raise ConfigError(f"clear_parties = {text}: must be numbers of parties, separated by commas") from None
+    if not chosen <= set(range(config.run.parties)):
+        raise ConfigError(f"clear_parties = {text}: must be between 0 and {config.run.parties - 1}")
+    return chosen

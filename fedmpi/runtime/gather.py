@@ -1,0 +1,170 @@
+"""Rank 0 gathers one round: it carries the aggregation's messages, keeps its deadlines and lets go of who is lost."""
+
+import collections
+import os
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedmpi.aggregation.base import Answers, ServerSession, Sum
+from fedmpi.crypto.prg import KeyStream
+from fedmpi.errors import ProtocolError, TransportError, WireError
+from fedmpi.wire.messages import Message, SupportProposal, SupportUnion, TrainReport
+from fedmpi.wire.support import decode_support, encode_support
+
+
+@dataclass
+class Outcome:
+    """What a round brought: a sum, or the reason why there is none."""
+
+    sum: Sum | None = None
+    support: np.ndarray | None = None  # the coordinates of the sum; None: all
+    coordinates: int = 0  # that each party sent
+    figures: dict = field(default_factory=dict)  # for the round's row
+    dropouts: collections.Counter = field(default_factory=collections.Counter)
+    complaints: list[str] = field(default_factory=list)
+
+
+class Gathering:
+    def __init__(self, server, round: int, cohort: tuple[int, ...]):
+        self.server = server
+        self.round = round
+        self.cohort = cohort
+        self.reports: dict[int, TrainReport] = {}
+        self.outcome = Outcome()
+
+    def run(self) -> Outcome:
+        server, outcome = self.server, self.outcome
+        release, lost = server.release, set()
+        if server.config.aggregation.support == "union":
+            union, lost = self.agree_on_support()
+            outcome.support, release = union, release.over(len(union))
+        elif server.config.aggregation.support == "shared":
+            outcome.support = server.algorithm.public_support(server.theta)
+        outcome.coordinates = release.encoding.dimension
+        session = server.aggregator.server(
+            self.round,
+            self.cohort,
+            release.encoding,
+            KeyStream.from_os(b"graph"),  # the graph is the server's to draw; it cancels in the sum
+            server.identities,
+            len(os.sched_getaffinity(0)),
+        )
+        for party in lost:
+            self.send(session.drop(party))
+        self.carry(session)
+        self.close(session)
+        return outcome
+
+    def agree_on_support(self) -> tuple[np.ndarray, set[int]]:
+        """Support `union`: every party's proposal, then the union back to them; (union, parties that said nothing)."""
+        dimension = self.server.algorithm.dimension
+        proposals: dict[int, np.ndarray] = {}
+        silent = {party for party in self.cohort if self.server.plan.misses(self.round, party, "AdvertiseKeys")}
+        self.outcome.dropouts["planned"] += len(silent)
+        deadline = time.monotonic() + self.server.config.run.round_deadline
+        while len(proposals) + len(silent) < len(self.cohort):
+            message = self.next_message(deadline)
+            if message is None:
+                late = set(self.cohort) - set(proposals) - silent
+                self.outcome.dropouts["real"] += len(late)
+                silent |= late
+            elif isinstance(message, SupportProposal):
+                try:
+                    proposals[message.party] = decode_support(message.support, dimension)
+                except WireError as error:
+                    silent.add(message.party)
+                    self.caught(message, error)
+        union = np.unique(np.concatenate([*proposals.values(), np.array([0])]))  # never empty
+        coded = encode_support(union, dimension)
+        for party in sorted(proposals):
+            self.send([(party, SupportUnion(self.round, party, coded))])
+        return union, silent
+
+    def carry(self, session: ServerSession) -> None:
+        phase, deadline = None, 0.0
+        while not session.done:
+            if session.phase_name != phase:
+                settings = self.server.config
+                wait = settings.run.round_deadline if phase is None else settings.aggregation.phase_deadline
+                phase, deadline = session.phase_name, time.monotonic() + wait
+                self.let_go_of_the_planned(session)
+                continue
+            message = self.next_message(deadline)
+            if message is None:
+                self.outcome.dropouts["real"] += len(session.waiting())
+                if session.waiting() == self.cohort:
+                    raise TransportError(f"round {self.round}: nobody answered within the deadline in {phase}")
+                self.send(session.expire())
+                continue
+            try:
+                with self.server.watch("aggregate"):
+                    answers = session.receive(message)
+            except ProtocolError as error:
+                self.caught(message, error)
+                answers = session.drop(message.party, str(error))
+            self.send(answers)
+
+    def let_go_of_the_planned(self, session: ServerSession) -> None:
+        """Who the dropout plan has vanish before this phase need not be waited for."""
+        clear = self.server.aggregator.clear_parties()
+        for party in session.waiting():
+            if self.server.plan.misses(self.round, party, "update" if party in clear else session.phase_name):
+                self.outcome.dropouts["planned"] += 1
+                self.send(session.drop(party))
+
+    def next_message(self, deadline: float) -> Message | None:
+        """The next message of this round; None at the deadline. Reports are kept, leftovers of earlier rounds are not."""
+        while True:
+            arrived = self.server.endpoint.poll(max(0.0, deadline - time.monotonic()))
+            if arrived is None:
+                return None
+            source, message = arrived
+            self.server.check_host(source, message)
+            if message.round < self.round:
+                continue
+            if isinstance(message, TrainReport):
+                self.reports[message.party] = message
+                continue
+            return message
+
+    def send(self, answers: Answers) -> None:
+        for party, answer in answers:
+            self.server.endpoint.send(self.server.placement.rank_of(party), answer)
+
+    def caught(self, message: Message, error: Exception) -> None:
+        self.outcome.dropouts["caught"] += 1
+        self.outcome.complaints.append(f"round {self.round}: {error}; it is treated as dropped")
+
+    def close(self, session: ServerSession) -> None:
+        outcome = self.outcome
+        clip = self.server.config.privacy.clip
+        outcome.complaints += [
+            fault for fault in session.faults if not any(fault in line for line in outcome.complaints)
+        ]
+        if session.failed:
+            outcome.dropouts["failed_rounds"] += 1
+            outcome.figures = _figures(self.reports, clip) | {"failed": session.reason}
+            outcome.complaints.append(f"{session.reason}; the model stays as it was")
+        else:
+            outcome.sum = session.result()
+            # Of the survivors only: whether a dropped party's report came in time is chance.
+            reports = {party: self.reports[party] for party in outcome.sum.survivors if party in self.reports}
+            outcome.figures = _figures(reports, clip) | {"survivors": len(outcome.sum.survivors)}
+            if len(outcome.sum.total) == self.server.algorithm.dimension:
+                outcome.support = None
+
+
+def _figures(reports: dict[int, TrainReport], clip: float) -> dict:
+    """Means over the cohort, in party order so that they do not depend on arrival."""
+    if not reports:
+        return {}
+    ordered = [reports[party] for party in sorted(reports)]
+    return {
+        "loss": float(np.mean([report.loss for report in ordered])),
+        "head_loss": float(np.mean([report.head_loss for report in ordered])),
+        "penalty": float(np.mean([report.penalty for report in ordered])),
+        "update_norm": float(np.mean([report.norm for report in ordered])),
+        "clipped": float(np.mean([report.norm > clip for report in ordered])),
+    }

@@ -1,0 +1,295 @@
+"""The party's side of one secure-aggregation round: a state machine that is given messages and returns answers.
+
+    start() -> AdvertiseKeys;  KeyList -> ShareKeys;  ShareList -> MaskedInput;  [SurvivorList -> ConsistencyCheck];
+    UnmaskRequest -> Unmask
+
+A refused message changes nothing. Randomness is an argument. What is no longer needed is dropped as soon as it can be.
+"""
+
+import enum
+import os
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from fedmpi.crypto.keys import Agreement, commit, derive, open_sealed, seal, sign, verify
+from fedmpi.crypto.masks import add_masks
+from fedmpi.crypto.shamir import create_shares, decode_share, encode_share, secret_to_int
+from fedmpi.errors import CryptoError, ProtocolError
+from fedmpi.secagg.messages import (
+    SHARE,
+    AdvertiseKeys,
+    Bundle,
+    ConsistencyCheck,
+    KeyList,
+    MaskedInput,
+    PairKeyShare,
+    PeerKeys,
+    SelfMaskShare,
+    ShareKeys,
+    ShareList,
+    SurvivorList,
+    Unmask,
+    UnmaskRequest,
+    Unopened,
+)
+from fedmpi.secagg.rules import (
+    BUNDLE_KEY,
+    MASK_KEY_BYTES,
+    PAIR_MASK,
+    SELF_MASK,
+    Meter,
+    Rules,
+    no_meter,
+    share_point,
+)
+from fedmpi.wire.bits import pack
+from fedmpi.wire.messages import Message
+
+
+class Phase(enum.Enum):
+    """The last thing that this party did."""
+
+    NEW = "has not started"
+    ADVERTISED = "advertised its keys"
+    SHARED = "shared its keys"
+    MASKED = "sent its input"
+    SIGNED = "signed the survivors"
+    DONE = "opened its shares"
+
+
+# The legal moves. A message that is not here is refused and changes nothing.
+NEXT = {
+    (Phase.ADVERTISED, KeyList): Phase.SHARED,
+    (Phase.SHARED, ShareList): Phase.MASKED,
+    (Phase.MASKED, UnmaskRequest): Phase.DONE,
+}
+NEXT_ACTIVE = {
+    (Phase.ADVERTISED, KeyList): Phase.SHARED,
+    (Phase.SHARED, ShareList): Phase.MASKED,
+    (Phase.MASKED, SurvivorList): Phase.SIGNED,
+    (Phase.SIGNED, UnmaskRequest): Phase.DONE,
+}
+
+
+class Identity:
+    """A party's signing key and everybody's public ones, from a file at launch and never from rank 0."""
+
+    def __init__(self, private: bytes, public: Mapping[int, bytes]):
+        self._private = private
+        self.public = dict(public)
+
+    def sign(self, text: bytes) -> bytes:
+        return sign(self._private, text)
+
+    def verifies(self, party: int, text: bytes, signature: bytes) -> bool:
+        return party in self.public and verify(self.public[party], text, signature)
+
+    def __repr__(self) -> str:
+        return "Identity(secret)"
+
+
+class SecAggParty:
+    def __init__(
+        self,
+        rules: Rules,
+        party: int,
+        values: np.ndarray,
+        *,
+        identity: Identity | None = None,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+        meter: Meter = no_meter,
+    ):
+        """`values` in Z_{2^b}, one per coordinate."""
+        if rules.active and identity is None:
+            raise ProtocolError("has no identity key, which an active adversary calls for", party=party)
+        self.rules = rules
+        self.party = party
+        self.phase = Phase.NEW
+        self._moves = NEXT_ACTIVE if rules.active else NEXT
+        self._values = values
+        self._identity = identity
+        self._random = random_bytes
+        self._meter = meter
+        self._cipher: Agreement | None = None
+        self._mask: Agreement | None = None
+        self._mask_private = b""
+        self._self_mask = b""
+        self._peers: dict[int, PeerKeys] = {}
+        self._bundle_keys: dict[int, tuple[bytes, bytes]] = {}  # party -> (key to seal for it, key to open from it)
+        self._held: dict[
+            int, tuple[bytes, bytes] | None
+        ] = {}  # owner -> (share of b, share of s^SK); None: did not open
+        self._signed: tuple[int, ...] | None = None
+
+    def start(self) -> AdvertiseKeys:
+        if self.phase is not Phase.NEW:
+            raise self._wrong("AdvertiseKeys", "was asked to start twice")
+        with self._meter("DH"):
+            self._mask_private = self._random(32)
+            self._cipher, self._mask = Agreement(self._random(32)), Agreement(self._mask_private)
+        keys = self._cipher.public, self._mask.public
+        signature = self._identity.sign(self.rules.keys_text(self.party, *keys)) if self.rules.active else b""
+        self.phase = Phase.ADVERTISED
+        return AdvertiseKeys(self.rules.round, self.party, *keys, signature)
+
+    def receive(self, message: Message) -> Message:
+        """The answer to a legal message; ProtocolError, and no change, for any other."""
+        after = self._moves.get((self.phase, type(message)))
+        if after is None:
+            raise self._wrong(message.PHASE, f"got {type(message).__name__}, but it {self.phase.value}")
+        if message.round != self.rules.round or message.party != self.party:
+            raise self._wrong(message.PHASE, f"got a message of round {message.round} for party {message.party}")
+        handlers = {
+            KeyList: self._share_keys,
+            ShareList: self._mask_input,
+            SurvivorList: self._check_consistency,
+            UnmaskRequest: self._unmask,
+        }
+        answer = handlers[type(message)](message)
+        self.phase = after
+        return answer
+
+    # ---- round 1 ----
+
+    def _share_keys(self, message: KeyList) -> ShareKeys:
+        rules, peers = self.rules, {peer.party: peer for peer in message.peers}
+        self._check_peers(message, peers)
+        self_mask = self._random(32)
+        holders = [*peers, self.party]
+        with self._meter("Shamir split"):
+            secrets = [secret_to_int(self_mask), secret_to_int(self._mask_private)]
+            points = [share_point(holder) for holder in holders]
+            of_self_mask, of_mask_key = create_shares(secrets, rules.threshold, points, self._random)
+            texts = [encode_share(a) + encode_share(b) for a, b in zip(of_self_mask, of_mask_key, strict=True)]
+        with self._meter("DH"):
+            keys = {peer: self._pair_bundle_keys(peers[peer]) for peer in peers}
+        with self._meter("AEAD"):
+            bundles = tuple(
+                Bundle(peer, seal(keys[peer][0], text, rules.context(self.party, peer)))
+                for peer, text in zip(peers, texts, strict=False)
+            )
+        commitment = commit(self_mask, rules.context(self.party))
+        self._self_mask, self._peers, self._bundle_keys = self_mask, peers, keys
+        self._held = {self.party: (texts[-1][:SHARE], texts[-1][SHARE:])}
+        self._cipher, self._mask_private = None, b""  # every bundle is sealed, and its keys are derived
+        return ShareKeys(rules.round, self.party, bundles, commitment)
+
+    def _check_peers(self, message: KeyList, peers: dict[int, PeerKeys]) -> None:
+        rules = self.rules
+        if len(peers) != len(message.peers) or self.party in peers:
+            raise self._wrong("AdvertiseKeys", "was shown a list that names a party twice, or itself")
+        if not rules.threshold - 1 <= len(peers) <= rules.degree:
+            raise self._wrong(
+                "AdvertiseKeys", f"was shown {len(peers)} peers, expected {rules.threshold - 1} to {rules.degree}"
+            )
+        own = {self._cipher.public, self._mask.public}
+        keys = own | {key for peer in peers.values() for key in (peer.cipher_key, peer.mask_key)}
+        if len(keys) != 2 * len(peers) + 2:
+            raise self._wrong("AdvertiseKeys", "was shown the same key twice")
+        if rules.active:
+            for peer in peers.values():
+                text = rules.keys_text(peer.party, peer.cipher_key, peer.mask_key)
+                if not self._identity.verifies(peer.party, text, peer.signature):
+                    raise self._wrong("AdvertiseKeys", f"was shown keys of party {peer.party} that it did not sign")
+
+    def _pair_bundle_keys(self, peer: PeerKeys) -> tuple[bytes, bytes]:
+        try:
+            shared = self._cipher.shared(peer.cipher_key)
+        except CryptoError:
+            raise self._wrong("AdvertiseKeys", f"cannot agree with the key of party {peer.party}") from None
+        there = derive(shared, BUNDLE_KEY, self.rules.context(self.party, peer.party))
+        back = derive(shared, BUNDLE_KEY, self.rules.context(peer.party, self.party))
+        return there, back
+
+    # ---- round 2 ----
+
+    def _mask_input(self, message: ShareList) -> MaskedInput:
+        rules, senders = self.rules, {bundle.party: bundle.sealed for bundle in message.bundles}
+        if len(senders) != len(message.bundles) or not senders.keys() <= self._peers.keys():
+            raise self._wrong("ShareKeys", "was shown bundles of a stranger, or two of one party")
+        if len(senders) + 1 < rules.threshold:
+            raise self._wrong("ShareKeys", f"was shown {len(senders)} bundles, expected {rules.threshold - 1} or more")
+        with self._meter("AEAD"):
+            opened = {sender: self._open(sender, sealed) for sender, sealed in senders.items()}
+        keys, signs = [derive(self._self_mask, SELF_MASK, rules.context(self.party), MASK_KEY_BYTES)], [1]
+        with self._meter("DH"):
+            for peer in senders:
+                keys.append(self._pair_mask_key(peer))
+                signs.append(1 if self.party < peer else -1)  # MMF (8): + towards higher parties, - towards lower ones
+        with self._meter("PRG"):
+            total = self._values.astype(rules.lane)
+            add_masks(total, keys, signs)
+        with self._meter("encode"):
+            cut = total.astype(np.uint64) & np.uint64((1 << rules.bits) - 1)
+            packed = pack(cut, rules.bits)
+        self._held |= opened
+        # Masks are on: neither the update nor the keys that would take them off are needed here any more.
+        self._mask, self._self_mask, self._values, self._bundle_keys = None, b"", None, {}
+        return MaskedInput(rules.round, self.party, packed)
+
+    def _open(self, sender: int, sealed: bytes) -> tuple[bytes, bytes] | None:
+        try:
+            text = open_sealed(self._bundle_keys[sender][1], sealed, self.rules.context(sender, self.party))
+            decode_share(text[:SHARE]), decode_share(text[SHARE:])
+        except CryptoError:
+            return None
+        return text[:SHARE], text[SHARE:]
+
+    def _pair_mask_key(self, peer: int) -> bytes:
+        low, high = sorted((self.party, peer))
+        try:
+            shared = self._mask.shared(self._peers[peer].mask_key)
+        except CryptoError:
+            raise self._wrong("MaskedInput", f"cannot agree with the key of party {peer}") from None
+        return derive(shared, PAIR_MASK, self.rules.context(low, high), MASK_KEY_BYTES)
+
+    # ---- round 3 ----
+
+    def _check_consistency(self, message: SurvivorList) -> ConsistencyCheck:
+        self._check_survivors(message.survivors, "ConsistencyCheck")
+        self._signed = message.survivors
+        signature = self._identity.sign(self.rules.survivors_text(message.survivors))
+        return ConsistencyCheck(self.rules.round, self.party, signature)
+
+    def _check_survivors(self, survivors: tuple[int, ...], phase: str) -> None:
+        if list(survivors) != sorted(set(survivors)):
+            raise self._wrong(phase, "was shown survivors out of order, or one twice")
+        if self.party not in survivors or not set(survivors) <= self._held.keys():
+            raise self._wrong(phase, "was shown survivors that include a stranger, or not itself")
+        if len(survivors) < self.rules.threshold:
+            raise self._wrong(phase, f"was shown {len(survivors)} survivors, expected {self.rules.threshold} or more")
+
+    # ---- round 4 ----
+
+    def _unmask(self, message: UnmaskRequest) -> Unmask:
+        self._check_survivors(message.survivors, "Unmask")
+        if self.rules.active:
+            self._check_signatures(message)
+        survivors, answers = set(message.survivors), []
+        for owner, shares in sorted(self._held.items()):
+            if shares is None:
+                answers.append(Unopened(owner))
+            elif owner in survivors:
+                answers.append(SelfMaskShare(owner, shares[0]))
+            else:
+                answers.append(PairKeyShare(owner, shares[1]))
+        self._held, self._peers = {}, {}  # it answers once: the other half of each pair is gone
+        return Unmask(self.rules.round, self.party, tuple(answers))
+
+    def _check_signatures(self, message: UnmaskRequest) -> None:
+        if message.survivors != self._signed:
+            raise self._wrong("Unmask", "was shown other survivors than it signed")
+        text = self.rules.survivors_text(message.survivors)
+        valid = {
+            entry.party
+            for entry in message.signatures
+            if entry.party in message.survivors and self._identity.verifies(entry.party, text, entry.sealed)
+        }
+        if len(valid) < self.rules.threshold:
+            raise self._wrong(
+                "Unmask", f"was shown {len(valid)} valid signatures on the survivors, expected {self.rules.threshold}"
+            )
+
+    def _wrong(self, phase: str, what: str) -> ProtocolError:
+        return ProtocolError(what, party=self.party, phase=phase)

@@ -1,0 +1,79 @@
+"""What both sides of a round have agreed on before it starts, and the contexts that bind every derived key to it."""
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmpi.crypto.keys import bind
+from fedmpi.errors import ConfigError
+
+BUNDLE_KEY = b"fedmpi/bundle-key/1"
+PAIR_MASK = b"fedmpi/pair-mask/1"
+SELF_MASK = b"fedmpi/self-mask/1"
+SIGNED_KEYS = b"fedmpi/signed-keys/1"
+SIGNED_SURVIVORS = b"fedmpi/signed-survivors/1"
+
+MASK_KEY_BYTES = 16  # AES-128 key streams
+
+# Takes the name of a cost (DH, Shamir split, ...) and measures what runs inside; by default nothing is measured.
+Meter = Callable[[str], AbstractContextManager]
+
+
+def no_meter(cost: str) -> AbstractContextManager:
+    return contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Fixed from the announced cohort, never from the survivors. A party checks them itself and takes nobody's word."""
+
+    session: bytes  # of the run, 16 bytes
+    round: int
+    cohort: int  # n
+    threshold: int  # t shares open a secret
+    degree: int  # neighbours of a party; n - 1: everyone
+    dimension: int
+    bits: int
+    active: bool = False
+    most_lost: int | None = None  # parties that a sparse graph may lose and still hide every input; None: as t allows
+
+    def __post_init__(self) -> None:
+        holders = self.degree + 1
+        if not 1 <= self.degree < self.cohort:
+            raise ConfigError(f"degree = {self.degree}: must be between 1 and cohort - 1 ({self.cohort - 1})")
+        if not holders / 2 < self.threshold <= holders:
+            # With t <= n/2 a server could have one half open b_u and the other half s_u^SK, and read the input.
+            raise ConfigError(
+                f"threshold = {self.threshold}: must be above half of the {holders} holders of a share and at most all of them"
+            )
+
+    @property
+    def complete(self) -> bool:
+        return self.degree == self.cohort - 1
+
+    @property
+    def tolerated(self) -> int:
+        return self.cohort if self.most_lost is None else self.most_lost
+
+    @property
+    def lane(self) -> np.dtype:
+        """The narrowest machine integer that holds b bits: masks are drawn, and added, modulo its range."""
+        return np.dtype(f"u{next(size for size in (1, 2, 4, 8) if self.bits <= 8 * size)}")
+
+    def context(self, *parties: int) -> bytes:
+        """What a derived key or a sealed bundle is for: session, round and the parties in order."""
+        return bind(self.session, self.round, *parties)
+
+    def survivors_text(self, survivors: tuple[int, ...]) -> bytes:
+        return bind(SIGNED_SURVIVORS, self.session, self.round, *survivors)
+
+    def keys_text(self, party: int, cipher_key: bytes, mask_key: bytes) -> bytes:
+        return bind(SIGNED_KEYS, self.session, self.round, party, cipher_key, mask_key)
+
+
+def share_point(holder: int) -> int:
+    """Where the polynomial is evaluated for a holder: the same for every owner, so Lagrange weights can be shared."""
+    return holder + 1

@@ -1,0 +1,414 @@
+"""The server's side of one secure-aggregation round.
+
+It routes keys and bundles that it cannot read, adds masked inputs, and with the survivors' shares takes the masks off:
+the sum of the survivors' inputs is all that is left. A phase ends when everybody who is still in it has answered, or was
+dropped; `drop` and `expire` are how a silent or a lying party leaves. A refused message changes nothing.
+"""
+
+import enum
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from fedmpi.crypto.keys import Agreement, derive, opens, public_key, verify
+from fedmpi.crypto.masks import add_masks
+from fedmpi.crypto.shamir import decode, decode_share, int_to_secret, lagrange_weights, reconstruct
+from fedmpi.errors import CryptoError, ProtocolError
+from fedmpi.secagg.messages import (
+    AdvertiseKeys,
+    Bundle,
+    ConsistencyCheck,
+    KeyList,
+    MaskedInput,
+    PairKeyShare,
+    PeerKeys,
+    SelfMaskShare,
+    ShareKeys,
+    ShareList,
+    SurvivorList,
+    Unmask,
+    UnmaskRequest,
+    Unopened,
+)
+from fedmpi.secagg.rules import (
+    MASK_KEY_BYTES,
+    PAIR_MASK,
+    SELF_MASK,
+    Meter,
+    Rules,
+    no_meter,
+    share_point,
+)
+from fedmpi.wire.bits import packed_size, unpack
+from fedmpi.wire.messages import Message
+
+Answers = list[tuple[int, Message]]
+
+
+class Phase(enum.Enum):
+    """What the server waits for."""
+
+    ADVERTISE = AdvertiseKeys
+    SHARE = ShareKeys
+    MASK = MaskedInput
+    CHECK = ConsistencyCheck
+    UNMASK = Unmask
+    DONE = None
+    FAILED = False
+
+
+# The legal moves: what follows when a phase is over.
+NEXT = {Phase.ADVERTISE: Phase.SHARE, Phase.SHARE: Phase.MASK, Phase.MASK: Phase.UNMASK, Phase.UNMASK: Phase.DONE}
+NEXT_ACTIVE = NEXT | {Phase.MASK: Phase.CHECK, Phase.CHECK: Phase.UNMASK}
+
+
+class SecAggServer:
+    def __init__(
+        self,
+        rules: Rules,
+        neighbours: Mapping[int, tuple[int, ...]],
+        *,
+        identities: Mapping[int, bytes] | None = None,
+        threads: int = 1,
+        meter: Meter = no_meter,
+    ):
+        """`neighbours` of every party of the cohort, symmetric, each as many as the rules' degree."""
+        self.rules = rules
+        self.phase = Phase.ADVERTISE
+        self.reason = ""  # why the round failed
+        self.faults: list[str] = []  # who was caught at what
+        self._moves = NEXT_ACTIVE if rules.active else NEXT
+        self._neighbours = {party: tuple(sorted(others)) for party, others in neighbours.items()}
+        self._identities = identities
+        self._threads = threads
+        self._meter = meter
+        self._waiting = set(neighbours)
+        self._keys: dict[int, AdvertiseKeys] = {}  # U1
+        self._shared: dict[int, ShareKeys] = {}  # U2
+        self._inputs: dict[int, bytes] = {}  # U3
+        self._signatures: dict[int, bytes] = {}  # U4
+        self._answers: dict[int, Unmask] = {}  # U5
+        self._weight_cache: dict[tuple[int, ...], list[int]] = {}
+        self._total: np.ndarray | None = None
+
+    # ---- what the round asks of it ----
+
+    @property
+    def phase_name(self) -> str:
+        return self.phase.value.PHASE if self.phase.value else self.phase.name
+
+    @property
+    def done(self) -> bool:
+        return self.phase in (Phase.DONE, Phase.FAILED)
+
+    @property
+    def failed(self) -> bool:
+        return self.phase is Phase.FAILED
+
+    def waiting(self) -> tuple[int, ...]:
+        return tuple(sorted(self._waiting))
+
+    def receive(self, message: Message) -> Answers:
+        party = message.party
+        if self.done or type(message) is not self.phase.value:
+            if isinstance(message, MaskedInput) and self._inputs.get(party, message.values) != message.values:
+                raise self._wrong(message, "sent a second, different input")
+            raise self._wrong(message, f"sent {type(message).__name__}, expected {self.phase_name}")
+        if message.round != self.rules.round:
+            raise self._wrong(message, f"sent a message of round {message.round} in round {self.rules.round}")
+        if party not in self._waiting:
+            if isinstance(message, MaskedInput) and self._inputs.get(party, message.values) != message.values:
+                raise self._wrong(message, "sent a second, different input")
+            raise self._wrong(message, "sent a message that nobody waits for")
+        checks: dict[type, Callable] = {
+            AdvertiseKeys: self._take_keys,
+            ShareKeys: self._take_shares,
+            MaskedInput: self._take_input,
+            ConsistencyCheck: self._take_signature,
+            Unmask: self._take_answers,
+        }
+        checks[type(message)](message)
+        self._waiting.remove(party)
+        return self._advance()
+
+    def drop(self, party: int, fault: str = "") -> Answers:
+        """The party is gone, or was caught: the round goes on without it if it can."""
+        if fault:
+            self.faults.append(fault)
+        if self.done:
+            return []
+        if self.phase is Phase.MASK:
+            self._inputs.pop(party, None)  # two different inputs: neither counts
+        self._waiting.discard(party)
+        return self._advance()
+
+    def expire(self) -> Answers:
+        """The phase's deadline has passed: whoever has not answered is gone."""
+        self._waiting.clear()
+        return self._advance()
+
+    def result(self) -> tuple[np.ndarray, tuple[int, ...]]:
+        """(the sum in Z_{2^b} as uint64, the parties that are in it)"""
+        if self.phase is not Phase.DONE:
+            raise ProtocolError(self.reason or "the sum is not there yet", phase=self.phase_name)
+        return self._total, tuple(sorted(self._inputs))
+
+    # ---- checks; each raises before it changes anything ----
+
+    def _take_keys(self, message: AdvertiseKeys) -> None:
+        if bool(message.signature) != self.rules.active:
+            raise self._wrong(message, "sent keys without a signature" if self.rules.active else "sent a signature")
+        if message.cipher_key == message.mask_key:
+            raise self._wrong(message, "sent the same key twice")
+        try:
+            probe = Agreement(b"\x55" * 32)  # any key: only low-order points make this fail
+            probe.shared(message.cipher_key), probe.shared(message.mask_key)
+        except CryptoError:
+            raise self._wrong(message, "sent a key of low order") from None
+        if self.rules.active:
+            text = self.rules.keys_text(message.party, message.cipher_key, message.mask_key)
+            known = (self._identities or {}).get(message.party)
+            if known is None or not verify(known, text, message.signature):
+                raise self._wrong(message, "sent keys that its identity did not sign")
+        taken = {key for other in self._keys.values() for key in (other.cipher_key, other.mask_key)}
+        if {message.cipher_key, message.mask_key} & taken:
+            raise self._wrong(message, "sent a key of another party")
+        self._keys[message.party] = message
+
+    def _take_shares(self, message: ShareKeys) -> None:
+        receivers = [bundle.party for bundle in message.bundles]
+        expected = self._alive_neighbours(message.party, self._keys)
+        if receivers != expected:
+            strangers = set(receivers) - set(expected)
+            if strangers:
+                raise self._wrong(message, f"sent a share for party {min(strangers)}, which is none of its peers")
+            raise self._wrong(message, f"sent {len(receivers)} shares, expected {len(expected)}")
+        self._shared[message.party] = message
+
+    def _take_input(self, message: MaskedInput) -> None:
+        size = packed_size(self.rules.dimension, self.rules.bits)
+        if len(message.values) != size:
+            raise self._wrong(message, f"sent {len(message.values)} bytes, expected {size}")
+        unused = 8 * size - self.rules.dimension * self.rules.bits
+        if unused and message.values[-1] >> (8 - unused):
+            raise self._wrong(message, "sent an input with bits set beyond its end")
+        self._inputs[message.party] = message.values
+
+    def _take_signature(self, message: ConsistencyCheck) -> None:
+        text = self.rules.survivors_text(tuple(sorted(self._inputs)))
+        if not verify(self._identities[message.party], text, message.signature):
+            raise self._wrong(message, "sent a signature that does not fit the survivors")
+        self._signatures[message.party] = message.signature
+
+    def _take_answers(self, message: Unmask) -> None:
+        owners = [answer.owner for answer in message.answers]
+        expected = sorted([*self._alive_neighbours(message.party, self._shared), message.party])
+        if owners != expected:
+            raise self._wrong(message, f"answered for {len(owners)} peers, expected {len(expected)}")
+        for answer in message.answers:
+            wanted = SelfMaskShare if answer.owner in self._inputs else PairKeyShare
+            if not isinstance(answer, (wanted, Unopened)):
+                raise self._wrong(message, f"opened the wrong secret of party {answer.owner}")
+            if not isinstance(answer, Unopened):
+                try:
+                    decode_share(answer.share)
+                except CryptoError:
+                    raise self._wrong(message, f"sent a share of party {answer.owner} that is no share") from None
+        self._answers[message.party] = message
+
+    # ---- from phase to phase ----
+
+    def _advance(self) -> Answers:
+        if self._waiting or self.done:
+            return []
+        leave = {
+            Phase.ADVERTISE: self._send_keys,
+            Phase.SHARE: self._send_shares,
+            Phase.MASK: self._ask_survivors,
+            Phase.CHECK: self._ask_shares,
+            Phase.UNMASK: self._finish,
+        }
+        return leave[self.phase]()
+
+    def _enter(self, answers: Answers) -> Answers:
+        self.phase = self._moves[self.phase]
+        self._waiting = {party for party, _ in answers}
+        return answers
+
+    def _fail(self, reason: str) -> Answers:
+        self.reason = f"round {self.rules.round}, {self.phase_name}: {reason}"
+        self.phase = Phase.FAILED
+        self._waiting = set()
+        self._inputs, self._answers = {}, {}
+        return []
+
+    def _alive_neighbours(self, party: int, alive) -> list[int]:
+        return [other for other in self._neighbours[party] if other in alive]
+
+    def _prune(self, alive: dict) -> None:
+        """Parties with too few peers left cannot be opened later: they are out before they send anything. Their leaving can
+        cost others theirs, so until nothing changes."""
+        while True:
+            lonely = [p for p in alive if len(self._alive_neighbours(p, alive)) + 1 < self.rules.threshold]
+            if not lonely:
+                return
+            for party in lonely:
+                del alive[party]
+
+    def _send_keys(self) -> Answers:
+        came = len(self._keys)
+        self._prune(self._keys)
+        if not self._keys:
+            return self._fail(
+                f"{came} of {self.rules.cohort} parties sent keys, the threshold is {self.rules.threshold}"
+            )
+        peers = {p: PeerKeys(p, k.cipher_key, k.mask_key, k.signature) for p, k in self._keys.items()}
+        return self._enter(
+            [
+                (p, KeyList(self.rules.round, p, tuple(peers[o] for o in self._alive_neighbours(p, self._keys))))
+                for p in sorted(self._keys)
+            ]
+        )
+
+    def _send_shares(self) -> Answers:
+        came = len(self._shared)
+        self._prune(self._shared)
+        if not self._shared:
+            return self._fail(f"{came} parties shared their keys, the threshold is {self.rules.threshold}")
+        inboxes: dict[int, list[Bundle]] = {party: [] for party in self._shared}
+        for sender in sorted(self._shared):
+            for bundle in self._shared[sender].bundles:
+                if bundle.party in inboxes:
+                    inboxes[bundle.party].append(Bundle(sender, bundle.sealed))
+        return self._enter(
+            [(p, ShareList(self.rules.round, p, tuple(bundles))) for p, bundles in sorted(inboxes.items())]
+        )
+
+    def _holders(self, owner: int, alive) -> list[int]:
+        return sorted([*self._alive_neighbours(owner, alive), *([owner] if owner in alive else [])])
+
+    def _needed(self) -> list[int]:
+        """Parties whose secret must be opened: survivors, and the dropped who masked towards a survivor."""
+        return [p for p in self._shared if p in self._inputs or self._alive_neighbours(p, self._inputs)]
+
+    def _ask_survivors(self) -> Answers:
+        lost = self.rules.cohort - len(self._inputs)
+        if lost > self.rules.tolerated:
+            return self._fail(
+                f"{lost} of {self.rules.cohort} parties are lost, the graph was drawn for {self.rules.tolerated}"
+            )
+        for owner in self._needed():
+            left = len(self._holders(owner, self._inputs))
+            if left < self.rules.threshold:
+                return self._fail(
+                    f"{len(self._inputs)} of {self.rules.cohort} parties sent their input; {left} hold shares of party "
+                    f"{owner}, the threshold is {self.rules.threshold}"
+                )
+        if not self._inputs:
+            return self._fail("no party sent its input")
+        if not self.rules.active:
+            return self._ask_shares()
+        survivors = tuple(sorted(self._inputs))
+        return self._enter([(p, SurvivorList(self.rules.round, p, survivors)) for p in survivors])
+
+    def _ask_shares(self) -> Answers:
+        answers: Answers = []
+        if self.rules.active:
+            if len(self._signatures) < self.rules.threshold:
+                return self._fail(
+                    f"{len(self._signatures)} parties signed the survivors, the threshold is {self.rules.threshold}"
+                )
+            survivors = tuple(sorted(self._inputs))
+            proof = tuple(Bundle(p, signature) for p, signature in sorted(self._signatures.items()))
+            answers = [(p, UnmaskRequest(self.rules.round, p, survivors, proof)) for p in sorted(self._signatures)]
+        else:
+            answers = [
+                (p, UnmaskRequest(self.rules.round, p, tuple(self._holders(p, self._inputs))))
+                for p in sorted(self._inputs)
+            ]
+        return self._enter(answers)
+
+    # ---- taking the masks off ----
+
+    def _finish(self) -> Answers:
+        try:
+            with self._meter("Shamir combine"):
+                secrets = {owner: self._open(owner) for owner in self._needed()}
+        except CryptoError as error:
+            return self._fail(str(error))
+        keys, signs = [], []
+        with self._meter("DH"):
+            for owner, secret in secrets.items():
+                if owner in self._inputs:
+                    keys.append(derive(secret, SELF_MASK, self.rules.context(owner), MASK_KEY_BYTES))
+                    signs.append(-1)
+                else:
+                    dropped = Agreement(secret)
+                    for other in self._alive_neighbours(owner, self._inputs):
+                        low, high = sorted((owner, other))
+                        shared = dropped.shared(self._keys[other].mask_key)
+                        keys.append(derive(shared, PAIR_MASK, self.rules.context(low, high), MASK_KEY_BYTES))
+                        # MMF (9) with its sign: the survivor `other` added it if it is the lower one, so it comes off.
+                        signs.append(-1 if other < owner else 1)
+        with self._meter("aggregate"):
+            total = self._sum_inputs()
+        with self._meter("PRG"):
+            add_masks(total, keys, signs, threads=self._threads)
+        self._total = total.astype(np.uint64) & np.uint64((1 << self.rules.bits) - 1)
+        self.phase = Phase.DONE
+        return []
+
+    def _sum_inputs(self) -> np.ndarray:
+        total = np.zeros(self.rules.dimension, self.rules.lane)
+        for party in sorted(self._inputs):
+            total += unpack(self._inputs[party], self.rules.dimension, self.rules.bits).astype(self.rules.lane)
+        return total
+
+    def _open(self, owner: int) -> bytes:
+        """b_u of a survivor or s_u^SK of a dropped party, checked against what it committed to."""
+        points, shares, who = [], [], []
+        for holder in self._holders(owner, self._answers):
+            answer = next(a for a in self._answers[holder].answers if a.owner == owner)
+            if isinstance(answer, Unopened):
+                self.faults.append(f"party {holder} could not open the bundle of party {owner}")
+                continue
+            points.append(share_point(holder))
+            shares.append(decode_share(answer.share))
+            who.append(holder)
+        t = self.rules.threshold
+        if len(shares) < t:
+            raise CryptoError(f"{len(shares)} shares of party {owner} came back, the threshold is {t}")
+        secret = self._checked(owner, reconstruct(self._weights(tuple(points[:t])), shares[:t]))
+        if secret is None:
+            unknown = f"the shares of party {owner} do not fit its commitment, and there are too few to tell who lied"
+            if (
+                len(shares) == t
+            ):  # any t shares lie on some polynomial: the dealer must not be blamed for a holder's lie
+                raise CryptoError(unknown)
+            try:
+                value, liars = decode(points, shares, t)
+            except CryptoError:
+                raise CryptoError(unknown) from None
+            self.faults += [f"party {who[position]} sent a wrong share of party {owner}" for position in liars]
+            secret = self._checked(owner, value)
+            if secret is None:
+                raise CryptoError(f"party {owner} shared another secret than it committed to")
+        return secret
+
+    def _weights(self, points: tuple[int, ...]) -> list[int]:
+        """Lagrange weights, computed once per set of holders and reused for every secret that they share."""
+        if points not in self._weight_cache:
+            self._weight_cache[points] = lagrange_weights(points)
+        return self._weight_cache[points]
+
+    def _checked(self, owner: int, value: int) -> bytes | None:
+        try:
+            secret = int_to_secret(value)
+        except CryptoError:
+            return None
+        if owner in self._inputs:
+            return secret if opens(self._shared[owner].commitment, secret, self.rules.context(owner)) else None
+        return secret if public_key(secret) == self._keys[owner].mask_key else None
+
+    def _wrong(self, message: Message, what: str) -> ProtocolError:
+        return ProtocolError(what, party=message.party, phase=message.PHASE)

@@ -1,0 +1,475 @@
+"""The protocol: exact for every dropout pattern, silent about everything else, and loud about liars."""
+
+import copy
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from secagg_driver import Round, pinned
+
+from fedmpi.crypto.keys import signing_public
+from fedmpi.errors import ConfigError, ProtocolError
+from fedmpi.secagg import graph as graphs
+from fedmpi.secagg import messages as m
+from fedmpi.secagg.party import Identity, SecAggParty
+from fedmpi.secagg.party import Phase as PartyPhase
+from fedmpi.secagg.rules import Rules
+from fedmpi.wire.bits import unpack
+
+PHASES = ["AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask"]
+ACTIVE_PHASES = [*PHASES[:3], "ConsistencyCheck", "Unmask"]
+
+
+def identities(n):
+    private = {p: pinned("identity", p)(32) for p in range(0, 3 * n, 3)}
+    public = {p: signing_public(key) for p, key in private.items()}
+    return {p: Identity(key, public) for p, key in private.items()}
+
+
+# ---- the exactness law ----
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_the_sum_is_exactly_the_survivors_for_any_dropout(data):
+    n = data.draw(st.integers(3, 40), "n")
+    threshold = data.draw(st.integers(n // 2 + 1, n), "threshold")
+    bits = data.draw(st.sampled_from([8, 13, 16, 21, 32, 33, 64]), "bits")
+    active = data.draw(st.booleans(), "active") and n <= 12
+    round = Round(
+        n,
+        threshold=threshold,
+        bits=bits,
+        seed=data.draw(st.integers(0, 99)),
+        identities=identities(n) if active else None,
+    )
+    lost = data.draw(st.integers(0, n), "lost")
+    order = data.draw(st.permutations(round.cohort))
+    vanish = {p: data.draw(st.sampled_from(ACTIVE_PHASES if active else PHASES)) for p in order[:lost]}
+    round.run(vanish)
+    at = {phase: [p for p in vanish if vanish[p] == phase] for phase in ACTIVE_PHASES}
+    in_sum = n - sum(len(at[phase]) for phase in PHASES[:3])
+    if n - lost >= threshold:
+        round.check_sum(sorted(p for p in round.cohort if vanish.get(p) not in PHASES[:3]))
+    else:
+        assert round.server.failed and f"threshold is {threshold}" in round.server.reason
+        with pytest.raises(ProtocolError):
+            round.server.result()
+    assert round.server.done and (in_sum >= threshold or round.server.failed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_regular_graph_is_as_exact(data):
+    n = data.draw(st.integers(8, 40), "n")
+    degree = data.draw(st.integers(2, (n - 2) // 2), "half degree") * 2
+    threshold = data.draw(st.integers(degree // 2 + 1, max(degree // 2 + 1, int(0.8 * degree))), "threshold")
+    round = Round(n, threshold=threshold, degree=degree if degree < n - 1 else None, seed=data.draw(st.integers(0, 99)))
+    lost = data.draw(st.integers(0, n // 3), "lost")
+    order = data.draw(st.permutations(round.cohort))
+    vanish = {p: data.draw(st.sampled_from(PHASES)) for p in order[:lost]}
+    round.run(vanish)
+    if round.server.failed:
+        assert lost and "threshold" in round.server.reason
+    else:
+        round.check_sum()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("n", [3, 7])
+def test_dropouts_down_to_the_threshold_and_below(phase, n):
+    threshold = graphs.default_threshold(n)
+    for lost in range(n):
+        round = Round(n).run({p: phase for p in Round(n).cohort[:lost]})
+        assert round.server.failed == (n - lost < threshold)
+        if not round.server.failed:
+            round.check_sum(round.cohort if phase == "Unmask" else round.cohort[lost:])
+
+
+def test_the_order_of_arrival_does_not_matter():
+    one, two = Round(6).run(), Round(6)
+    queue = [party.start() for party in two.parties.values()]
+    rng = np.random.default_rng(1)
+    while not two.server.done:
+        message = queue.pop(rng.integers(len(queue)))
+        queue += two._answers(two.server.receive(message), {})
+    assert np.array_equal(one.server.result()[0], two.server.result()[0])
+
+
+def test_threads_change_nothing():
+    rounds = [Round(6, dimension=100_000) for _ in range(2)]
+    rounds[1].server._threads = 3
+    for round in rounds:
+        round.run({round.cohort[2]: "MaskedInput"})
+        round.check_sum()
+
+
+# ---- the rules ----
+
+
+@pytest.mark.parametrize("threshold, n", [(2, 4), (3, 6), (0, 3), (7, 6), (1, 3)])
+def test_a_threshold_of_half_or_less_is_refused_by_the_rules_themselves(threshold, n):
+    with pytest.raises(ConfigError, match=f"threshold = {threshold}"):
+        Rules(b"s" * 16, 1, n, threshold, n - 1, 4, 20)
+
+
+@pytest.mark.parametrize(
+    "bits, lane", [(8, "u1"), (9, "u2"), (16, "u2"), (21, "u4"), (32, "u4"), (33, "u8"), (64, "u8")]
+)
+def test_masks_use_the_narrowest_lane(bits, lane):
+    assert Rules(b"s" * 16, 1, 3, 2, 2, 4, bits).lane == np.dtype(lane)
+
+
+def test_contexts_of_other_sessions_rounds_and_parties_differ():
+    base = Rules(b"s" * 16, 1, 5, 3, 4, 4, 20)
+    others = [dataclasses.replace(base, session=b"t" * 16), dataclasses.replace(base, round=2)]
+    contexts = {base.context(1, 2), base.context(2, 1), base.context(1), *(rules.context(1, 2) for rules in others)}
+    assert len(contexts) == 5
+
+
+# ---- a party takes nobody's word ----
+
+
+def at_phase(phase, n=5, ids=None):
+    """A party that has done everything up to `phase`, and the message that comes next."""
+    round = Round(n, identities=ids)
+    held = {}
+    target = round.cohort[1]
+    original = round.parties[target].receive
+
+    def watch(message):
+        if type(message) is phase:
+            held["message"] = message
+            held["party"] = copy.copy(round.parties[target])
+            held["party"].receive = SecAggParty.receive.__get__(held["party"])
+        return original(message)
+
+    round.parties[target].receive = watch
+    round.run()
+    return held["party"], held["message"], round
+
+
+def snapshot(party):
+    return {k: copy.copy(v) if isinstance(v, dict) else v for k, v in vars(party).items() if k != "receive"}
+
+
+def refused(party, message, said):
+    before = snapshot(party)
+    with pytest.raises(ProtocolError, match=said):
+        party.receive(message)
+    after = snapshot(party)
+    for name, value in before.items():
+        assert after[name] is value or after[name] == value, f"{name} changed"
+
+
+def replace(message, **changes):
+    return dataclasses.replace(message, **changes)
+
+
+def test_wrong_key_lists_are_refused_and_change_nothing():
+    party, good, _ = at_phase(m.KeyList)
+    peers = good.peers
+    me = m.PeerKeys(party.party, b"a" * 32, b"b" * 32)
+    low_order = dataclasses.replace(peers[0], cipher_key=bytes(32))
+    cases = {
+        "names a party twice": replace(good, peers=(*peers[:-1], peers[0])),
+        "or itself": replace(good, peers=(*peers[:-1], me)),
+        "was shown 2 peers, expected 3 to 4": replace(good, peers=peers[:2]),
+        "was shown 5 peers": replace(good, peers=(*peers, m.PeerKeys(99, b"x" * 32, b"y" * 32))),
+        "same key twice": replace(
+            good, peers=(*peers[:-1], dataclasses.replace(peers[-1], mask_key=peers[0].mask_key))
+        ),
+        f"cannot agree with the key of party {peers[0].party}": replace(good, peers=(low_order, *peers[1:])),
+        "of round 9": replace(good, round=9),
+        "for party 99": replace(good, party=99),
+    }
+    for said, message in cases.items():
+        refused(party, message, said)
+    assert isinstance(party.receive(good), m.ShareKeys)
+
+
+def test_wrong_share_lists_are_refused():
+    party, good, _ = at_phase(m.ShareList)
+    refused(party, replace(good, bundles=(*good.bundles, good.bundles[0])), "two of one party")
+    refused(party, replace(good, bundles=(*good.bundles, m.Bundle(99, bytes(m.SEALED)))), "stranger")
+    refused(party, replace(good, bundles=good.bundles[:2]), "was shown 2 bundles, expected 3 or more")
+    assert isinstance(party.receive(good), m.MaskedInput)
+
+
+def test_a_party_never_opens_below_its_threshold_nor_for_a_list_without_itself():
+    party, good, round = at_phase(m.UnmaskRequest)
+    refused(party, replace(good, survivors=good.survivors[:3]), "was shown 3 survivors, expected 4 or more")
+    refused(party, replace(good, survivors=tuple(p for p in good.survivors if p != party.party)), "not itself")
+    refused(party, replace(good, survivors=(*good.survivors, 99)), "stranger")
+    refused(party, replace(good, survivors=good.survivors[::-1]), "out of order")
+    answer = party.receive(good)
+    assert all(isinstance(a, m.SelfMaskShare) for a in answer.answers)
+    refused(party, good, "opened its shares")  # never twice
+
+
+def test_an_answer_holds_one_secret_of_each_peer_and_erases_the_rest():
+    party, good, round = at_phase(m.UnmaskRequest)
+    dropped = good.survivors[0] if good.survivors[0] != party.party else good.survivors[1]
+    answer = party.receive(replace(good, survivors=tuple(p for p in good.survivors if p != dropped)))
+    kinds = {a.owner: type(a) for a in answer.answers}
+    assert kinds.pop(dropped) is m.PairKeyShare and set(kinds.values()) == {m.SelfMaskShare}
+    assert party._held == {} and party._peers == {}
+    assert party._mask is None and party._cipher is None and party._self_mask == b"" and party._mask_private == b""
+    assert party._values is None
+
+
+def test_only_legal_moves_move_a_party():
+    every = [m.KeyList, m.ShareList, m.SurvivorList, m.UnmaskRequest]
+    for phase in (m.KeyList, m.ShareList, m.UnmaskRequest):
+        party, good, _ = at_phase(phase)
+        for kind in every:
+            if kind is not phase:
+                refused(party, kind(good.round, good.party), f"got {kind.__name__}, but it")
+    fresh = Round(4).parties[0]
+    refused(fresh, m.KeyList(3, 0), "has not started")
+    fresh.start()
+    with pytest.raises(ProtocolError, match="start twice"):
+        fresh.start()
+    assert fresh.phase is PartyPhase.ADVERTISED
+
+
+def test_secrets_do_not_show():
+    round = Round(4).run()
+    ids = identities(3)
+    assert "secret" in repr(ids[0]) and ids[0]._private.hex() not in repr(ids[0])
+    for message in round.sent:
+        for p, values in round.inputs.items():
+            if isinstance(message, m.MaskedInput) and message.party == p:
+                assert not np.array_equal(unpack(message.values, 8, 20), values)
+
+
+# ---- liars ----
+
+
+def lie_once(kind, liar, change):
+    """A tamper function: the liar's message of this kind is replaced."""
+
+    def tamper(message):
+        return [change(message)] if isinstance(message, kind) and message.party == liar else None
+
+    return tamper
+
+
+LIAR = 6
+BEFORE_ITS_INPUT = {
+    "key of low order": (m.AdvertiseKeys, lambda x: replace(x, mask_key=bytes(32))),
+    "the same key twice": (m.AdvertiseKeys, lambda x: replace(x, mask_key=x.cipher_key)),
+    "share for party 99": (
+        m.ShareKeys,
+        lambda x: replace(x, bundles=(*x.bundles[:-1], m.Bundle(99, x.bundles[-1].sealed))),
+    ),
+    "sent 5 shares, expected 6": (m.ShareKeys, lambda x: replace(x, bundles=x.bundles[:-1])),
+    "sent 19 bytes, expected 20": (m.MaskedInput, lambda x: replace(x, values=x.values[:-1])),
+    "of round 2 in round 3": (m.MaskedInput, lambda x: replace(x, round=2)),
+}
+
+
+@pytest.mark.parametrize("said", BEFORE_ITS_INPUT)
+def test_a_liar_is_named_and_treated_as_dropped(said):
+    kind, change = BEFORE_ITS_INPUT[said]
+    round = Round(7).run(tamper=lie_once(kind, LIAR, change))
+    assert any(f"party {LIAR}" in fault and said in fault for fault in round.server.faults)
+    round.check_sum([p for p in round.cohort if p != LIAR])
+
+
+def test_bits_beyond_the_end_of_an_input_are_a_lie():
+    change = lie_once(m.MaskedInput, LIAR, lambda x: replace(x, values=x.values[:-1] + bytes([x.values[-1] | 0x80])))
+    round = Round(7, dimension=7).run(tamper=change)
+    assert any("bits set beyond its end" in fault for fault in round.server.faults)
+    round.check_sum([p for p in round.cohort if p != LIAR])
+
+
+def test_a_second_different_input_takes_the_first_one_out():
+    def tamper(message):
+        if isinstance(message, m.MaskedInput) and message.party == LIAR:
+            return [message, replace(message, values=bytes(len(message.values)))]
+
+    round = Round(7).run(tamper=tamper)
+    assert any(f"party {LIAR}" in fault and "second, different input" in fault for fault in round.server.faults)
+    round.check_sum([p for p in round.cohort if p != LIAR])
+
+
+def test_an_impostor_of_another_partys_keys_is_refused():
+    stolen = {}
+
+    def tamper(message):
+        if isinstance(message, m.AdvertiseKeys):
+            if message.party == 0:
+                stolen["key"] = message.cipher_key
+            if message.party == LIAR:
+                return [replace(message, cipher_key=stolen["key"])]
+
+    round = Round(7).run(tamper=tamper)
+    assert any("a key of another party" in fault for fault in round.server.faults)
+    round.check_sum([p for p in round.cohort if p != LIAR])
+
+
+@pytest.mark.parametrize("how", ["replayed", "truncated", "altered"])
+def test_a_bundle_that_does_not_open_is_named_and_the_round_goes_on(how):
+    earlier = Round(7, round=2).run()
+    old = next(x for x in earlier.sent if isinstance(x, m.ShareKeys) and x.party == LIAR)
+
+    def change(message):
+        bad = old.bundles[0].sealed if how == "replayed" else message.bundles[0].sealed
+        bad = bad[:-1] + b"\0" if how == "truncated" else bytes([bad[0] ^ 1]) + bad[1:] if how == "altered" else bad
+        return replace(message, bundles=(m.Bundle(message.bundles[0].party, bad), *message.bundles[1:]))
+
+    round = Round(7).run(tamper=lie_once(m.ShareKeys, LIAR, change))
+    assert f"party 0 could not open the bundle of party {LIAR}" in round.server.faults
+    round.check_sum(round.cohort)
+
+
+def test_wrong_shares_are_decoded_and_their_holders_named():
+    liars = (3, 9)
+
+    def tamper(message):
+        if isinstance(message, m.Unmask) and message.party in liars:
+            wrong = [dataclasses.replace(a, share=bytes(32) + bytes([message.party])) for a in message.answers]
+            return [replace(message, answers=tuple(wrong))]
+
+    round = Round(9, threshold=5).run(tamper=tamper)
+    for liar in liars:
+        assert any(f"party {liar} sent a wrong share" in fault for fault in round.server.faults)
+    assert {fault.split()[1] for fault in round.server.faults} == {"3", "9"}
+    round.check_sum(round.cohort)
+
+
+def test_without_surplus_shares_a_wrong_one_fails_the_round_and_accuses_nobody():
+    def tamper(message):
+        if isinstance(message, m.Unmask) and message.party == 3:
+            wrong = [dataclasses.replace(a, share=bytes(33)) for a in message.answers]
+            return [replace(message, answers=tuple(wrong))]
+
+    round = Round(4, threshold=4).run(tamper=tamper)
+    assert round.server.failed and "too few to tell who lied" in round.server.reason
+    assert not round.server.faults
+
+
+def test_opening_the_wrong_secret_is_refused():
+    def change(message):
+        first = message.answers[0]
+        return replace(message, answers=(m.PairKeyShare(first.owner, first.share), *message.answers[1:]))
+
+    round = Round(7).run(tamper=lie_once(m.Unmask, LIAR, change))
+    assert any("opened the wrong secret" in fault for fault in round.server.faults)
+    round.check_sum(round.cohort)  # its input is in; only its shares are not used
+
+
+def test_a_dealer_that_committed_to_another_secret_is_named():
+    round = Round(7).run(tamper=lie_once(m.ShareKeys, LIAR, lambda x: replace(x, commitment=bytes(32))))
+    assert round.server.failed and f"party {LIAR} shared another secret than it committed to" in round.server.reason
+
+
+# ---- the server refuses without a trace ----
+
+
+def test_the_server_changes_nothing_on_a_refused_message():
+    round = Round(5)
+    opening = [party.start() for party in round.parties.values()]
+    round.server.receive(opening[0])
+    before = copy.deepcopy({k: v for k, v in vars(round.server).items() if k not in ("_meter",)})
+    for wrong in (
+        opening[0],
+        replace(opening[1], party=77),
+        replace(opening[1], round=9),
+        m.MaskedInput(3, 3, b""),
+        m.Unmask(3, 3),
+        m.ShareKeys(3, 3),
+        replace(opening[1], mask_key=opening[1].cipher_key),
+    ):
+        with pytest.raises(ProtocolError):
+            round.server.receive(wrong)
+    after = {k: v for k, v in vars(round.server).items() if k not in ("_meter",)}
+    assert all(before[k] == after[k] for k in before)
+
+
+# ---- an active server ----
+
+
+def test_an_active_round_is_exact_too():
+    round = Round(6, identities=identities(6)).run({3: "MaskedInput", 6: "ConsistencyCheck"})
+    round.check_sum([p for p in round.cohort if p != 3])
+
+
+def test_keys_that_the_server_made_up_are_caught():
+    party, good, _ = at_phase(m.KeyList, ids=identities(5))
+    forged = dataclasses.replace(good.peers[0], mask_key=b"\x09" + bytes(31))
+    refused(party, replace(good, peers=(forged, *good.peers[1:])), "that it did not sign")
+    swapped = dataclasses.replace(good.peers[0], signature=good.peers[1].signature)
+    refused(party, replace(good, peers=(swapped, *good.peers[1:])), "that it did not sign")
+
+
+def test_keys_of_an_earlier_round_do_not_verify():
+    ids = identities(5)
+    old = Round(5, identities=ids, round=2)
+    stale = old.parties[0].start()
+    party, good, _ = at_phase(m.KeyList, ids=ids)
+    peer = m.PeerKeys(0, stale.cipher_key, stale.mask_key, stale.signature)
+    refused(party, replace(good, peers=(peer, *good.peers[1:])), "that it did not sign")
+
+
+def test_a_server_that_shows_two_survivor_lists_opens_nothing():
+    """The server tells half the parties that party 0 dropped, and the other half that it did not: with shares of both secrets of
+    party 0 it could read its input. The signatures do not add up, and nobody opens anything."""
+    ids = identities(6)
+    round = Round(6, identities=ids)
+    queue = [party.start() for party in round.parties.values()]
+    while round.server.phase_name != "ConsistencyCheck":
+        message = queue.pop(0)
+        answers = round.server.receive(message)
+        if round.server.phase_name == "ConsistencyCheck":
+            break
+        queue += round._answers(answers, {})
+    with_zero, without_zero = round.cohort, round.cohort[1:]
+    shown = {p: with_zero if p in (0, 3, 6) else without_zero for p in round.cohort}
+    signatures = {p: round.parties[p].receive(m.SurvivorList(3, p, shown[p])).signature for p in round.cohort}
+    for p in round.cohort:
+        proof = tuple(m.Bundle(q, signature) for q, signature in signatures.items())
+        with pytest.raises(ProtocolError, match="valid signatures on the survivors"):
+            round.parties[p].receive(m.UnmaskRequest(3, p, shown[p], proof))
+        if p:
+            other = with_zero if shown[p] == without_zero else without_zero
+            with pytest.raises(ProtocolError, match="other survivors than it signed"):
+                round.parties[p].receive(m.UnmaskRequest(3, p, other, proof))
+    assert all(party.phase is PartyPhase.SIGNED for party in round.parties.values())
+
+
+def test_without_an_identity_there_is_no_active_round():
+    rules = Rules(b"s" * 16, 1, 4, 3, 3, 4, 20, active=True)
+    with pytest.raises(ProtocolError, match="identity key"):
+        SecAggParty(rules, 0, np.zeros(4, np.uint64))
+
+
+# ---- what a masked input shows ----
+
+
+def test_a_masked_input_looks_uniform():
+    """Mean, serial correlation and byte histogram of an input that is all zeros, within five deviations."""
+    round = Round(5, bits=32, dimension=200_000)
+    round.inputs = {p: np.zeros(200_000, np.uint64) for p in round.cohort}
+    for p, party in round.parties.items():
+        party._values = round.inputs[p]
+    round.run()
+    for message in (x for x in round.sent if isinstance(x, m.MaskedInput)):
+        values = unpack(message.values, 200_000, 32) / 2.0**32
+        n = len(values)
+        assert abs(values.mean() - 0.5) < 5 * (1 / 12 / n) ** 0.5
+        centred = values - values.mean()
+        assert abs((centred[1:] * centred[:-1]).mean() / centred.var()) < 5 / n**0.5
+        counts = np.bincount(np.frombuffer(message.values, np.uint8), minlength=256)
+        chi = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
+        assert abs(chi - 255) < 5 * (2 * 255) ** 0.5
+    round.check_sum(round.cohort)
+
+
+def test_fresh_keys_every_round():
+    first, second = (Round(4, round=r) for r in (1, 2))
+    keys = [m_.mask_key for r in (first, second) for m_ in (p.start() for p in r.parties.values())]
+    assert len(set(keys)) == 8
