@@ -1,8 +1,8 @@
 """Flower's SecAgg+ without its network, for `benchmarks.secagg_cost --against flwr`.
 
-The client's stages are its own functions. The server's unmasking is put together from the fastest run of each piece, in the
-order and number of `SecAggPlusWorkflow.unmask_stage`, so a lower bound: in one go it takes minutes at n = 100. Defaults as they
-are, but for the threshold, which is ours, and everybody a neighbour of everybody.
+The client's stages are its own functions. The server's unmasking is put together from the fastest run of each piece, in
+the order and number of `SecAggPlusWorkflow.unmask_stage`, so a lower bound: in one go it takes minutes at n = 100. Its
+defaults, but for the threshold, which is ours, and everybody a neighbour of everybody.
 """
 
 from time import process_time
@@ -47,7 +47,12 @@ class Flower:
     def _share(self, state) -> None:
         key, mod = self._key, self._mod
         configs = {key.SAMPLE_NUMBER: self._n, key.SHARE_NUMBER: self._n, key.THRESHOLD: self._threshold}
-        configs |= {key.CLIPPING_RANGE: CLIPPING, key.TARGET_RANGE: TARGET, key.MOD_RANGE: MODULUS, key.MAX_WEIGHT: 1000.0}
+        configs |= {
+            key.CLIPPING_RANGE: CLIPPING,
+            key.TARGET_RANGE: TARGET,
+            key.MOD_RANGE: MODULUS,
+            key.MAX_WEIGHT: 1000.0,
+        }
         own = self._timed("keys", mod._setup, state, configs)
         keys = {"0": [own[key.PUBLIC_KEY_1], own[key.PUBLIC_KEY_2]]}
         self._timed("shares", mod._share_keys, state, keys | {str(party): pair for party, pair in self._peers.items()})
@@ -56,7 +61,8 @@ class Flower:
         key, mod = self._key, self._mod
         shares = state.rd_seed_share_dict[0], state.sk1_share_dict[0]  # as good as those that others would have dealt
         texts = [
-            mod.encrypt(state.ss2_dict[party], mod.share_keys_plaintext_concat(party, 0, *shares)) for party in self._peers
+            mod.encrypt(state.ss2_dict[party], mod.share_keys_plaintext_concat(party, 0, *shares))
+            for party in self._peers
         ]
         bundles = {key.CIPHERTEXT_LIST: texts, key.SOURCE_LIST: list(self._peers)}
         sent = self._timed("masked", mod._collect_masked_vectors, state, bundles, 100, self._parameters)

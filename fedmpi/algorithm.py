@@ -54,6 +54,11 @@ class Algorithm(ABC):
     task: str
     supports: tuple[str, ...] = ("dense",)  # the values of --support that make sense for it
 
+    @classmethod
+    def pick_device(cls, setting: str, threads: int) -> str:
+        """The device that this rank computes on; a method that uses no GPU stays on the CPU."""
+        return "cpu"
+
     @property
     @abstractmethod
     def data_fingerprint(self) -> int:

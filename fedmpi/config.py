@@ -75,7 +75,7 @@ class Data:
     """Whose data: the data set and how it is split over parties."""
 
     dataset: str = "digits"
-    """digits (embedded), cifar10, cifar100, emnist"""
+    """digits (embedded), cifar10, cifar100, emnist; none for a method that brings its own"""
     data_dir: str | None = None
     """folder with the data set in its official layout (default: download to the cache)"""
     cache_dir: str | None = None

@@ -21,7 +21,12 @@ ALLOWED = {
     "vision": {"privacy", "data", "config", "algorithm"},
     "report": {"privacy", "config"},
 }
-THIRD_PARTY = {"mpi4py": {"transport/mpi.py"}, "torch": {"vision", "data/images.py"}, "Crypto": {"crypto"}}
+THIRD_PARTY = {
+    "mpi4py": {"transport/mpi.py"},
+    "torch": {"vision", "data/images.py"},
+    "Crypto": {"crypto"},
+    "cryptography": {"crypto"},
+}
 
 
 def imports(path: Path):

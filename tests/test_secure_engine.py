@@ -187,6 +187,12 @@ def test_costs_are_split_and_add_up(make_config, run_in_memory):
     config = make_config(f"{SECURE} --dropout 1:0:mask")
     summary = run_in_memory(config, 3)
     assert {"DH", "Shamir split", "Shamir combine", "AEAD", "PRG", "encode"} <= set(summary["seconds"])
+    costs = [line.split(",") for line in (config.out / "costs.csv").read_text().splitlines()[1:]]
+    assert {row[0] for row in costs} == {str(party) for party in range(7)}
+    assert {"AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask"} <= {row[1] for row in costs}
+    for cost in ("AEAD", "Shamir split", "MPI"):
+        by_party = sum(float(row[3]) for row in costs if row[2] == cost)
+        assert by_party == pytest.approx(summary["seconds"][cost]["cpu"], abs=2e-3)
     phases = {line.split(",")[1] for line in (config.out / "messages.csv").read_text().splitlines()[1:]}
     assert {"AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask"} <= phases
 

@@ -110,15 +110,16 @@ def _by_differences(coefficients: list[int], xs: list[int]) -> list[int]:
 
 
 def _by_products(coefficients: list[int], xs: list[int]) -> list[int]:
-    # Horner's rule for the same form: ... (c_2 (x-1) + c_1) x + c_0.
+    # Horner's rule for the same form: ... (c_2 (x-1) + c_1) x + c_0, reduced once in a group of terms.
     lazy = max(1, _LAZY_BITS // max(xs).bit_length())
+    terms = list(enumerate(coefficients))[::-1]
+    groups = [terms[first : first + lazy] for first in range(0, len(terms), lazy)]
     shares = []
     for x in xs:
-        last = min(x, len(coefficients) - 1)  # beyond x every term has the factor x - x
-        value = coefficients[last]
-        for first in range(last - 1, -1, -lazy):
-            for j in range(first, max(first - lazy, -1), -1):
-                value = value * (x - j) + coefficients[j]
+        value = 0
+        for group in groups:
+            for j, coefficient in group:
+                value = value * (x - j) + coefficient
             value %= PRIME
         shares.append(value)
     return shares

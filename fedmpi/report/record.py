@@ -3,6 +3,7 @@
 config.yaml      the resolved configuration
 rounds.jsonl     a row a round
 messages.csv     the ledger
+    costs.csv        CPU seconds of each party by protocol phase and cost
 privacy.json     the statement about epsilon and how it came about
 summary.json     the run in one object
 """
@@ -83,7 +84,7 @@ class Record:
         """Cohort sizes of the rounds beyond `round` that were recorded before an interruption, and of one under way."""
         return [*self._cut, self.config.run.parties]
 
-    def closing(self, facts: dict, privacy, ledger) -> dict:
+    def closing(self, facts: dict, privacy, ledger, costs: dict) -> dict:
         """Write everything and show the table; returns the summary."""
         config, statement = self.config, privacy.statement()
         summary = {
@@ -115,6 +116,8 @@ class Record:
             "mpi": self.transport,
         }
         write_text(self.out / "messages.csv", ledger.csv())
+        lines = (f"{p},{phase},{cost},{seconds:.6f}" for (p, phase, cost), seconds in sorted(costs.items()))
+        write_text(self.out / "costs.csv", "\n".join(("party,phase,cost,cpu_seconds", *lines)) + "\n")
         write_json(self.out / "privacy.json", privacy.as_dict())
         write_json(self.out / "summary.json", summary)
         self.terminal.table(summary, statement, self.out)

@@ -11,6 +11,7 @@ from rich.table import Table
 from fedmpi.privacy.statement import Statement
 
 WIDTH = 110
+PROTOCOL_COSTS = ("encode", "DH", "Shamir split", "AEAD", "PRG", "MPI", "Shamir combine")
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun")
 
 
@@ -118,9 +119,14 @@ def closing_rows(summary: dict, statement: Statement) -> list[tuple[str, str, st
         each = logical / parties / rounds
         rows.append((name, _size(logical), f"{_size(each)} a party and round; {_size(wire)} on the wire"))
     for phase, seconds in summary["seconds"].items():
-        if max(seconds.values()) >= 0.05:
+        if max(seconds.values()) >= 0.05 or phase in PROTOCOL_COSTS:
             waited = f"; rank 0 waited {seconds['wall']:.1f} s" if seconds["wall"] >= 0.05 else ""
-            rows.append((f"time  {phase}", f"{seconds['cpu']:.1f} s", f"CPU over all ranks{waited}"))
+            each = (
+                f", {1e6 * seconds['cpu'] / parties / rounds:.0f} µs a party and round"
+                if phase in PROTOCOL_COSTS
+                else ""
+            )
+            rows.append((f"time  {phase}", f"{seconds['cpu']:.2f} s", f"CPU over all ranks{each}{waited}"))
     dropouts = summary["dropouts"]
     rows += [
         ("dropouts", f"{dropouts['planned']} + {dropouts['real']}", "planned + real"),

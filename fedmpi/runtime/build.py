@@ -57,8 +57,10 @@ def cache_root(config: Config) -> Path:
     return Path(chosen) / "prepared"
 
 
-def open_store(config: Config) -> Store:
-    """The prepared data; on a host where it is not there yet, it is made."""
+def open_store(config: Config) -> Store | None:
+    """The prepared data; on a host where it is not there yet, it is made. None for a method that needs none."""
+    if config.data.dataset == "none":
+        return None
     return Store.open(prepare(partition_spec(config), cache_root(config)))
 
 
@@ -73,10 +75,7 @@ def algorithm(config: Config, device: str | None = None) -> Algorithm:
         raise ConfigError(
             f"support = {config.aggregation.support}: method {config.run.method} takes {', '.join(method.supports)}"
         )
-    from fedmpi.vision.device import pick_device, set_threads
-
-    set_threads(threads)
-    return method(config, open_store(config), device or pick_device(config.machine.device, os.environ))
+    return method(config, open_store(config), device or method.pick_device(config.machine.device, threads))
 
 
 def thread_count(config: Config, environ) -> int:

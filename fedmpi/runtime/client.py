@@ -1,5 +1,6 @@
 """A client rank: it hosts parties, and answers the server until it is told to stop."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.secagg.party import Identity
 from fedmpi.secagg.pki import read_identity, read_public
 from fedmpi.transport.endpoint import Endpoint
+from fedmpi.wire.frame import NOBODY
 from fedmpi.wire.messages import (
     Checkpoint,
     EvalReport,
@@ -32,6 +34,7 @@ from fedmpi.wire.messages import (
 from fedmpi.wire.support import decode_support, encode_support
 
 SERVER = 0
+NEXT_PHASE = {"AdvertiseKeys": "ShareKeys", "ShareKeys": "MaskedInput"}
 
 
 def run_client(endpoint: Endpoint, pki: str | None = None) -> int:
@@ -65,9 +68,9 @@ class Client:
             self.identities = self._read_identities(pki)
             self.algorithm: Algorithm = build.algorithm(self.config)
             self.release = build.release(plan, self.algorithm)
-            self.aggregator = Aggregator(
-                self.config, bytes.fromhex(plan.session), self.algorithm.dimension, lambda cost: self.watch(cost)
-            )
+            self.aggregator = Aggregator(self.config, bytes.fromhex(plan.session), self.algorithm.dimension, self.meter)
+            self.costs: dict[tuple[int, str, str], float] = defaultdict(float)  # (party, phase, cost) -> CPU seconds
+            self.turn = (NOBODY, "")  # whose protocol step is under way
             self.rounds: dict[int, PartyRound] = {}
             if plan.resume_round:
                 checkpoint.restore_parties(self.config, self.algorithm, self.parties, plan.resume_round)
@@ -83,6 +86,10 @@ class Client:
                 self.endpoint.flush()
                 return 0
             handlers.get(type(message), self.protocol)(message)
+
+    def meter(self, cost: str):
+        """Measures one cost of the protocol, for the rank and for the party and phase whose turn it is."""
+        return self.watch.charge(self.costs, (*self.turn, cost), cost)
 
     # ---- a round ----
 
@@ -112,11 +119,13 @@ class Client:
         """Clip, round, add the share of the noise, and start the aggregation with it."""
         state = self.rounds[party]
         model, release = state.model, self.release.over(dimension)
-        with self.watch("encode"):
+        self.turn = (party, "encode")
+        with self.meter("encode"):
             encoded, _ = release.encode(values, party, model.round, model.cohort)
             state.session = self.aggregator.party(
                 model.round, party, model.hidden, release.encoding, encoded, support, self.identities.get(party)
             )
+        self.turn = (party, "AdvertiseKeys")
         self.say(party, state.session.start())
 
     def protocol(self, message: Message) -> None:
@@ -133,13 +142,16 @@ class Client:
         elif state.session is None:
             raise ProtocolError(f"rank 0 sent {type(message).__name__} before the support", party=message.party)
         else:
+            # A list answers the phase that is over: what it sets off is the next one's cost.
+            self.turn = (message.party, NEXT_PHASE.get(message.PHASE, message.PHASE))
             self.say(message.party, state.session.receive(message))
 
     def say(self, party: int, messages: list[Message]) -> None:
         """Send, unless the plan has the party vanish here."""
         for message in messages:
             if not self.plan.misses(message.round, party, message.PHASE):
-                with self.watch("send"):
+                self.turn = (party, message.PHASE)
+                with self.meter("MPI"):
                     self.endpoint.send(SERVER, message)
 
     # ---- between rounds ----
@@ -165,8 +177,9 @@ class Client:
 
     def send_account(self) -> None:
         """What this rank sent and spent since its last account, this message included."""
-        facts = {"cpu": dict(self.watch.cpu), "pss": proportional_set_size()}
-        self.watch = Stopwatch()
+        costs = [[*key, seconds] for key, seconds in sorted(self.costs.items())]
+        facts = {"cpu": dict(self.watch.cpu), "pss": proportional_set_size(), "costs": costs}
+        self.watch, self.costs = Stopwatch(), defaultdict(float)
         self.endpoint.send_account(SERVER, facts)
 
     def _read_identities(self, pki: str | None) -> dict[int, Identity]:

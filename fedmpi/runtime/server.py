@@ -42,6 +42,7 @@ class Server:
         self.watch = Stopwatch()
         self.given = 0  # bytes that the other ranks gave to the transport
         self.pss: dict[int, int] = {}
+        self.costs: dict[tuple[int, str, str], float] = collections.defaultdict(float)
         with self.watch("setup"):
             for rank in placement.ranks():
                 endpoint.send(rank, Setup(config=plan.to_text(), parties=placement.parties_of(rank)))
@@ -164,6 +165,7 @@ class Server:
                 "privacy": self.privacy.checkpoint(),
                 "references": self.references,
                 "dropouts": dict(self.dropouts),
+                "costs": [[*key, seconds] for key, seconds in self.costs.items()],
                 "given": self.given + self.endpoint.bytes_given,
                 "cpu": dict(self.watch.cpu),
                 "wall": dict(self.watch.wall),
@@ -175,6 +177,7 @@ class Server:
         self.endpoint.ledger.merge(ledger)
         self.given = state["given"]
         self.dropouts.update(state["dropouts"])
+        self.costs.update({(party, phase, cost): seconds for party, phase, cost, seconds in state["costs"]})
         self.references = state["references"]
         self.privacy.restore(state["privacy"])
         self.watch.add(state["cpu"])
@@ -206,7 +209,7 @@ class Server:
             "memory_pss": sum(self.pss.values()) + proportional_set_size(),
             "dropouts": {kind: self.dropouts[kind] for kind in ("planned", "real", "caught", "failed_rounds")},
         }
-        return self.record.closing(facts, self.privacy, self.endpoint.ledger)
+        return self.record.closing(facts, self.privacy, self.endpoint.ledger, self.costs)
 
     # ---- waiting ----
 
@@ -260,3 +263,5 @@ class Server:
         self.given += message.bytes_given
         self.pss[source] = int(message.facts.get("pss", 0))
         self.watch.add(message.facts.get("cpu", {}))
+        for party, phase, cost, seconds in message.facts.get("costs", []):
+            self.costs[party, phase, cost] += seconds

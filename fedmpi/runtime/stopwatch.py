@@ -18,7 +18,7 @@ ORDER = (
     "Shamir split",
     "AEAD",
     "PRG",
-    "send",
+    "MPI",
     "wait for updates",
     "aggregate",
     "Shamir combine",
@@ -47,6 +47,14 @@ class Stopwatch:
             self.cpu[phase] += cpu - inner[1]
             self._inner[-1][0] += wall
             self._inner[-1][1] += cpu
+
+    @contextmanager
+    def charge(self, account: dict, key, phase: str):
+        """As a call, and what it took in CPU seconds is charged to `account[key]` as well."""
+        before = self.cpu[phase]
+        with self(phase):
+            yield
+        account[key] += self.cpu[phase] - before
 
     def add(self, seconds: dict[str, float]) -> None:
         """Another rank's CPU seconds."""

@@ -7,10 +7,6 @@ from fedmpi.errors import ConfigError
 LOCAL_RANK = ("OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK", "SLURM_LOCALID")
 
 
-def set_threads(count: int) -> None:
-    torch.set_num_threads(count)
-
-
 def local_rank(environ) -> int:
     """This rank's number on its host, as the launcher tells it; 0 if it does not."""
     return next((int(environ[name]) for name in LOCAL_RANK if environ.get(name, "").isdecimal()), 0)

@@ -4,6 +4,7 @@ A subclass says how the forward weights come from theta (`forward_weights`) and 
 (`train_extractor`); everything else — phase 1, evaluation, the local-only reference, party state — is here.
 """
 
+import os
 from abc import abstractmethod
 
 import numpy as np
@@ -14,6 +15,7 @@ from fedmpi.algorithm import Algorithm, LocalUpdate, References, Score
 from fedmpi.config import Config
 from fedmpi.data.store import Store
 from fedmpi.privacy.words import SeededWords
+from fedmpi.vision.device import pick_device
 from fedmpi.vision.flat import FlatExtractor
 from fedmpi.vision.models import build_extractor, initialise
 from fedmpi.vision.training import Head, PartyData, batches, test_head, train_head
@@ -37,6 +39,11 @@ class ExtractorMethod(Algorithm):
         self._data: dict[int, PartyData] = {}
         self._heads: dict[int, Head] = {}
         self._statistics: dict[int, torch.Tensor] = {}
+
+    @classmethod
+    def pick_device(cls, setting: str, threads: int) -> str:
+        torch.set_num_threads(threads)
+        return pick_device(setting, os.environ)
 
     @property
     def data_fingerprint(self) -> int:

@@ -1,0 +1,256 @@
+"""One round of secure aggregation in one process, for `benchmarks.secagg_cost`: both state machines driven with plain
+calls, and stand-ins for parties that would take too long."""
+
+import os
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from time import perf_counter, process_time
+
+import numpy as np
+
+from fedmpi.crypto.keys import commit, open_sealed, seal
+from fedmpi.crypto.shamir import create_shares, encode_share, secret_to_int
+from fedmpi.privacy.words import SeededWords
+from fedmpi.secagg import graph as graphs
+from fedmpi.secagg.messages import (
+    SEALED,
+    SHARE,
+    AdvertiseKeys,
+    Bundle,
+    KeyList,
+    MaskedInput,
+    PairKeyShare,
+    SelfMaskShare,
+    ShareKeys,
+    ShareList,
+    Unmask,
+    UnmaskRequest,
+)
+from fedmpi.secagg.party import SecAggParty
+from fedmpi.secagg.rules import Rules, no_meter, share_point
+from fedmpi.secagg.server import SecAggServer
+from fedmpi.wire.messages import encode
+
+BITS = 21  # 20 parties at the usual precision; masks are then uint32
+SAMPLED = 5  # clients that are timed
+CORRUPT, LEAST_DROPOUT = 0.05, 0.05  # what the regular graph withstands; more if more drop out
+PHASES = ("AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask")
+
+
+@dataclass(frozen=True)
+class Cell:
+    kind: str
+    n: int
+    d: int
+    dropout: float
+
+    @cached_property
+    def graph(self) -> graphs.Graph:
+        if self.kind == "complete":
+            return graphs.complete(range(self.n))
+        degree, threshold = graphs.regular_parameters(self.n, CORRUPT, max(LEAST_DROPOUT, self.dropout))
+        return graphs.regular(range(self.n), degree, threshold, SeededWords(0, "graph", 0, 0))
+
+    @cached_property
+    def rules(self) -> Rules:
+        return Rules(bytes(16), 1, self.n, self.graph.threshold, self.graph.degree, self.d, BITS)
+
+    @cached_property
+    def neighbours(self) -> dict[int, tuple[int, ...]]:
+        return {party: self.graph.neighbours(party) for party in range(self.n)}
+
+    @cached_property
+    def dropped(self) -> frozenset[int]:
+        gone = np.random.default_rng(1).choice(self.n, int(self.dropout * self.n), replace=False)
+        return frozenset(gone.tolist())
+
+    @cached_property
+    def sampled(self) -> tuple[int, ...]:
+        left = [party for party in range(self.n) if party not in self.dropped]
+        return tuple(left[i * (len(left) - 1) // (SAMPLED - 1)] for i in range(SAMPLED))
+
+    @property
+    def vector(self) -> int:
+        """Bytes of one mask."""
+        return self.d * self.rules.lane.itemsize
+
+    @cached_property
+    def server_masks(self) -> int:
+        pairs = sum(len(set(self.neighbours[party]) - self.dropped) for party in self.dropped)
+        return self.n - len(self.dropped) + pairs
+
+    def client_floor(self, stream: float, add: float) -> float:
+        return (self.graph.degree + 1) * self.vector * (stream + add)
+
+    def server_floor(self, stream: float, add: float) -> float:
+        return self.vector * (self.server_masks * (stream + add) + (self.n - len(self.dropped)) * add)
+
+    def row(self) -> dict:
+        row = {"graph": self.kind, "n": self.n, "degree": self.graph.degree, "threshold": self.graph.threshold}
+        return row | {"d": self.d, "dropout": self.dropout}
+
+    def estimates(self, stream: float, add: float, agreement: float) -> tuple[float, float, float]:
+        """Rough seconds: the server alone, every party played in full, a few of them."""
+        shares = 1e-7 * (self.graph.degree + 1) * self.graph.threshold  # for one secret
+        client = 1.3 * self.client_floor(stream, add) + 2.5 * self.graph.degree * agreement + 2 * shares + 2e-8 * self.d
+        server = 2 * self.server_floor(stream, add) + 1e-8 * self.n * self.d + 1e-5 * self.n * self.graph.degree
+        return server, self.n * client + 2 * server, self.n * (shares + 1e-3) + SAMPLED * client + 2 * server
+
+
+class Clock:
+    """CPU seconds by name. Given to the state machines as their meter, it also splits a phase into its parts."""
+
+    def __init__(self):
+        self.seconds = Counter()
+        self._phase = ""
+
+    @contextmanager
+    def phase(self, name: str):
+        self._phase, start = name, process_time()
+        yield
+        self.seconds[name] += process_time() - start
+
+    @contextmanager
+    def __call__(self, part: str):
+        start = process_time()
+        yield
+        self.seconds[f"{self._phase}/{part}"] += process_time() - start
+
+
+class Stand:
+    """A party that is not timed: its keys, commitment and shares are real, its vector is random. It deals only the
+    secret that will be asked for, and leaves shares for others of its kind on a board: only timed parties get sealed
+    ones. It borrows the keys of a real party, and so follows the protocol when that changes."""
+
+    def __init__(self, cell: Cell, party: int, board: dict[tuple[int, int], bytes]):
+        self._cell, self._party, self._board = cell, party, board
+        self._real = SecAggParty(cell.rules, party, None)
+        self._keys: dict[int, tuple[bytes, bytes]] = {}  # timed party -> (to seal for it, to open from it)
+        self._held = [party]
+
+    def start(self) -> AdvertiseKeys:
+        return self._real.start()
+
+    def receive(self, message):
+        handlers = {KeyList: self._share, ShareList: self._mask, UnmaskRequest: self._open}
+        return handlers[type(message)](message)
+
+    def _share(self, message: KeyList) -> ShareKeys:
+        rules, seed = self._cell.rules, os.urandom(32)
+        secret = self._real._mask_private if self._party in self._cell.dropped else seed
+        holders = [*(peer.party for peer in message.peers), self._party]
+        (shares,) = create_shares([secret_to_int(secret)], rules.threshold, map(share_point, holders), os.urandom)
+        texts = dict(zip(holders, map(encode_share, shares), strict=True))
+        self._board.update({(self._party, holder): text for holder, text in texts.items()})
+        bundles = []
+        for peer in message.peers:
+            sealed = bytes(SEALED)
+            if peer.party in self._cell.sampled:
+                self._keys[peer.party] = self._real._pair_bundle_keys(peer)
+                context = rules.context(self._party, peer.party)
+                sealed = seal(self._keys[peer.party][0], 2 * texts[peer.party], context)
+            bundles.append(Bundle(peer.party, sealed))
+        return ShareKeys(1, self._party, tuple(bundles), commit(seed, rules.context(self._party)))
+
+    def _mask(self, message: ShareList) -> MaskedInput:
+        for bundle in message.bundles:
+            self._held.append(bundle.party)
+            if bundle.party in self._keys:
+                context = self._cell.rules.context(bundle.party, self._party)
+                text = open_sealed(self._keys[bundle.party][1], bundle.sealed, context)
+                self._board[bundle.party, self._party] = text[:SHARE]  # of b_u: timed parties stay
+        size = MaskedInput.wire_size(self._cell.d, BITS)
+        return MaskedInput(1, self._party, np.random.default_rng(self._party).bytes(size - 1) + b"\0")
+
+    def _open(self, message: UnmaskRequest) -> Unmask:
+        answers = []
+        for owner in sorted(self._held):
+            kind = PairKeyShare if owner in self._cell.dropped else SelfMaskShare
+            answers.append(kind(owner, self._board[owner, self._party]))
+        return Unmask(1, self._party, tuple(answers))
+
+
+class Round:
+    """One cell played once; what goes up is kept, so that servers can be fed the same again."""
+
+    def __init__(self, cell: Cell, in_full: bool, sample: Callable[[], None]):
+        """`sample` is called next to what is timed."""
+        self.cell, self.in_full, self._sample = cell, in_full, sample
+        self.uploads: list[list] = []
+        self.bytes = Counter()  # of the first timed client
+        self.clocks = {party: Clock() for party in cell.sampled}
+        rng, board = np.random.default_rng(0), {}
+        # Few different vectors: a thousand parties would fill the memory with inputs, and costs do not depend on them.
+        self._inputs = [rng.integers(0, 1 << BITS, cell.d, dtype=np.uint64) for _ in range(3)]
+        self._parties = {
+            party: SecAggParty(cell.rules, party, self._inputs[party % 3], meter=self.clocks.get(party, no_meter))
+            if in_full or party in self.clocks
+            else Stand(cell, party, board)
+            for party in range(cell.n)
+        }
+
+    def play(self) -> dict[str, float]:
+        """The server's seconds."""
+        clock = Clock()
+        server = SecAggServer(self.cell.rules, self.cell.neighbours, meter=clock)
+        messages = [self._reply(PHASES[0], party, machine.start) for party, machine in self._parties.items()]
+        for after in (*PHASES[1:], ""):
+            self.uploads.append(messages)
+            answers = feed(server, messages, clock)
+            messages = [
+                self._reply(after, party, self._parties[party].receive, answer)
+                for party, answer in answers
+                if not (isinstance(answer, ShareList) and party in self.cell.dropped)
+            ]
+        self._check(server)
+        return dict(clock.seconds)
+
+    def replay(self, threads: int = 1) -> tuple[dict[str, float], float]:
+        """The server's seconds with the same uploads, and the wall seconds of unmasking."""
+        clock = Clock()
+        server = SecAggServer(self.cell.rules, self.cell.neighbours, meter=clock, threads=threads)
+        for messages in self.uploads[:-1]:
+            feed(server, messages, clock)
+        start = perf_counter()
+        feed(server, self.uploads[-1], clock)
+        return dict(clock.seconds), perf_counter() - start
+
+    def _reply(self, phase, party, call, *message):
+        if party not in self.clocks:
+            return call(*message)
+        if phase in ("ShareKeys", "MaskedInput"):  # whatever else the machine does falls on the floor too
+            self._sample()
+        with self.clocks[party].phase(phase):
+            answer = call(*message)
+        if party == self.cell.sampled[0]:
+            self.bytes["up"] += len(encode(answer))
+            self.bytes["down"] += sum(len(encode(part)) for part in message)
+            self.bytes[phase] = len(encode(answer))
+        return answer
+
+    def _check(self, server: SecAggServer) -> None:
+        total, survivors = server.result()
+        if survivors != tuple(party for party in range(self.cell.n) if party not in self.cell.dropped) or server.faults:
+            raise SystemExit(f"{self.cell}: {len(survivors)} parties are in the sum; {server.faults[:3]}")
+        counts = np.bincount([party % 3 for party in survivors], minlength=3).tolist()
+        expected = sum(count * values for count, values in zip(counts, self._inputs, strict=True))
+        if self.in_full and not np.array_equal(total, expected & np.uint64((1 << BITS) - 1)):
+            raise SystemExit(f"{self.cell}: the unmasked sum is not the plain sum")
+
+    def client(self, name: str) -> float:
+        return statistics.median(clock.seconds[name] for clock in self.clocks.values())
+
+
+def feed(server: SecAggServer, messages: list, clock: Clock) -> list:
+    """The last message of a round sets the unmasking off: it is a phase of its own."""
+    phase, answers = messages[0].PHASE, []
+    with clock.phase(phase):
+        for message in messages[:-1]:
+            server.receive(message)
+    with clock.phase("finish" if phase == PHASES[-1] else phase):
+        answers = server.receive(messages[-1])
+        return answers or ([] if server.done else server.expire())
