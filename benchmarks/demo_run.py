@@ -7,77 +7,14 @@ bar for the start is 1.25 times the floor. Memory is PSS, summed over all ranks 
 Each --mpirun adds another MPI to compare: give the mpirun of an environment of its own, its python stands beside it.
 """
 
-import json
-import os
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
-import psutil
-
 from benchmarks.common import arguments, machine, save, show_machine
-
-ROOT = Path(__file__).parent.parent
-
-
-def environment(mpirun: Path, cache: str) -> dict:
-    return os.environ | {
-        "OMPI_ALLOW_RUN_AS_ROOT": "1",
-        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
-        "OMP_NUM_THREADS": "1",
-        "FEDMPI_CACHE": cache,
-        "PATH": f"{mpirun.parent}:{os.environ['PATH']}",
-    }
-
-
-class PeakMemory(threading.Thread):
-    """The largest sum of PSS over a job's processes, looked at once a second."""
-
-    def __init__(self, pid: int):
-        super().__init__(daemon=True)
-        self.pid, self.peak, self.over = pid, 0, threading.Event()
-
-    def run(self):
-        while not self.over.wait(1):
-            total = 0
-            try:
-                for process in psutil.Process(self.pid).children(recursive=True):
-                    try:
-                        total += process.memory_full_info().pss
-                    except psutil.Error:
-                        continue
-            except psutil.Error:
-                break
-            self.peak = max(self.peak, total)
-
-
-def job(mpirun: Path, ranks: int, cache: str, folder: str) -> dict:
-    out = Path(folder) / f"run-{time.monotonic_ns()}"
-    python = mpirun.parent / "python"
-    command = [mpirun, "-n", str(ranks), python, "-m", "fedmpi.main", "--parties", "20", "--out", out]
-    start = time.monotonic()
-    process = subprocess.Popen(command, env=environment(mpirun, cache), cwd=ROOT, stdout=subprocess.DEVNULL)
-    memory = PeakMemory(process.pid)
-    memory.start()
-    code = process.wait()
-    wall = time.monotonic() - start
-    memory.over.set()
-    if code:
-        raise SystemExit(f"the run on {ranks} ranks ended with {code}")
-    summary = json.loads((out / "summary.json").read_text())
-    return {
-        "mpi": summary["mpi"].split(",")[0],
-        "ranks": ranks,
-        "wall_seconds": wall,
-        "startup_seconds": summary["startup_seconds"],
-        "peak_pss": memory.peak,
-        "accuracy": summary["accuracy"],
-        "model_sha256": summary["model_sha256"],
-    }
+from benchmarks.launch import environment, job
 
 
 def bare_import(mpirun: Path, ranks: int, cache: str) -> float:
@@ -104,7 +41,8 @@ def main() -> None:
         for mpirun in launchers:
             for ranks in options.ranks:
                 floor = bare_import(mpirun, ranks, cache)
-                row = job(mpirun, ranks, cache, folder)
+                row = job(mpirun, ranks, ["--parties", "20"], cache, folder)
+                row["mpi"] = " ".join(row["mpi"].split(",")[0].split())
                 rows.append(row)
                 floors.append({"mpi": row["mpi"], "ranks": ranks, "seconds": floor})
                 print(

@@ -1,0 +1,62 @@
+"""Starts a job under mpirun as a user would, and watches its memory from outside."""
+
+import json
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parent.parent
+
+
+def environment(mpirun: Path, cache: str) -> dict:
+    return os.environ | {
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
+        "OMP_NUM_THREADS": "1",
+        "FEDMPI_CACHE": cache,
+        "PATH": f"{mpirun.parent}:{os.environ['PATH']}",
+    }
+
+
+class PeakMemory(threading.Thread):
+    """The largest sum of PSS over a job's processes, looked at once a second."""
+
+    def __init__(self, pid: int):
+        super().__init__(daemon=True)
+        self.pid, self.peak, self.over = pid, 0, threading.Event()
+
+    def run(self):
+        while not self.over.wait(1):
+            total = 0
+            try:
+                for process in psutil.Process(self.pid).children(recursive=True):
+                    try:
+                        total += process.memory_full_info().pss
+                    except psutil.Error:
+                        continue
+            except psutil.Error:
+                break
+            self.peak = max(self.peak, total)
+
+
+def job(mpirun: Path, ranks: int, arguments: list[str], cache: str, folder: str) -> dict:
+    """Run fedmpi on `ranks` ranks; its summary, with wall time, peak memory and rounds.jsonl."""
+    out = Path(folder) / f"run-{time.monotonic_ns()}"
+    command = [mpirun, "-n", str(ranks), mpirun.parent / "python", "-m", "fedmpi.main", *arguments, "--out", out]
+    start = time.monotonic()
+    process = subprocess.Popen(command, env=environment(mpirun, cache), cwd=ROOT, stdout=subprocess.DEVNULL)
+    memory = PeakMemory(process.pid)
+    memory.start()
+    code = process.wait()
+    wall = time.monotonic() - start
+    memory.over.set()
+    if code:
+        raise SystemExit(f"the run on {ranks} ranks ended with {code}")
+    summary = json.loads((out / "summary.json").read_text())
+    rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    return summary | {"wall_seconds": wall, "peak_pss": memory.peak, "round_rows": rounds}
