@@ -36,7 +36,7 @@ from fedmpi.secagg.server import SecAggServer
 from fedmpi.wire.messages import encode
 
 BITS = 21  # 20 parties at the usual precision; masks are then uint32
-SAMPLED = 5  # clients that are timed
+MANY, FEW = 15, 5  # clients that are timed, in cohorts up to 100 and above
 CORRUPT, LEAST_DROPOUT = 0.05, 0.05  # what the regular graph withstands; more if more drop out
 PHASES = ("AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask")
 
@@ -71,7 +71,8 @@ class Cell:
     @cached_property
     def sampled(self) -> tuple[int, ...]:
         left = [party for party in range(self.n) if party not in self.dropped]
-        return tuple(left[i * (len(left) - 1) // (SAMPLED - 1)] for i in range(SAMPLED))
+        count = min(MANY if self.n <= 100 else FEW, len(left))
+        return tuple(left[i * (len(left) - 1) // (count - 1)] for i in range(count))
 
     @property
     def vector(self) -> int:
@@ -98,7 +99,7 @@ class Cell:
         shares = 1e-7 * (self.graph.degree + 1) * self.graph.threshold  # for one secret
         client = 1.3 * self.client_floor(stream, add) + 2.5 * self.graph.degree * agreement + 2 * shares + 2e-8 * self.d
         server = 2 * self.server_floor(stream, add) + 1e-8 * self.n * self.d + 1e-5 * self.n * self.graph.degree
-        return server, self.n * client + 2 * server, self.n * (shares + 1e-3) + SAMPLED * client + 2 * server
+        return server, self.n * client + 2 * server, self.n * (shares + 1e-3) + len(self.sampled) * client + 2 * server
 
 
 class Clock:
