@@ -201,7 +201,9 @@ def interrupted(monkeypatch, at):
     monkeypatch.setattr(Server, "round", stops)
 
 
-@pytest.mark.parametrize("flags", ["", "--support own --sampling 0.8 --min-cohort 1"])
+@pytest.mark.parametrize(
+    "flags", ["", "--support own --sampling 0.8 --min-cohort 1", "--aggregation secure --dropout 4:1:mask"]
+)
 @pytest.mark.parametrize("ranks", [3, 5])
 def test_an_interrupted_run_resumes_to_the_same_model(flags, ranks, make_config, run_in_memory, monkeypatch):
     flags = f"--rounds 5 --checkpoint-every 2 {flags}"

@@ -6,15 +6,16 @@ All of them go through rank 0. Numbers are little-endian, lists carry their leng
 import struct
 from dataclasses import dataclass
 
+from fedmpi.crypto.keys import AEAD_OVERHEAD
+from fedmpi.crypto.keys import COMMITMENT_BYTES as COMMITMENT
+from fedmpi.crypto.keys import KEY_BYTES as KEY
+from fedmpi.crypto.keys import SIGNATURE_BYTES as SIGNATURE
+from fedmpi.crypto.shamir import SHARE_BYTES as SHARE
 from fedmpi.errors import WireError
 from fedmpi.wire.bits import packed_size
 from fedmpi.wire.messages import COUNT, Message, register
 
-KEY = 32
-SIGNATURE = 64
-COMMITMENT = 32
-SHARE = 33  # a number below the prime, see crypto.shamir
-SEALED = 2 * SHARE + 16  # one bundle: a share of b_u and one of s_u^SK, and the AEAD's tag
+SEALED = 2 * SHARE + AEAD_OVERHEAD  # one bundle: a share of b_u and one of s_u^SK
 
 
 def _count(reader) -> int:

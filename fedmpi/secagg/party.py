@@ -12,8 +12,19 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from fedmpi.crypto.keys import Agreement, commit, derive, open_sealed, seal, sign, verify
-from fedmpi.crypto.masks import add_masks
+from fedmpi.crypto.keys import (
+    PAIR_MASK,
+    SELF_MASK,
+    SHARE_BUNDLE,
+    Agreement,
+    commit,
+    derive,
+    open_sealed,
+    seal,
+    sign,
+    verify,
+)
+from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
 from fedmpi.crypto.shamir import create_shares, decode_share, encode_share, secret_to_int
 from fedmpi.errors import CryptoError, ProtocolError
 from fedmpi.secagg.messages import (
@@ -33,16 +44,7 @@ from fedmpi.secagg.messages import (
     UnmaskRequest,
     Unopened,
 )
-from fedmpi.secagg.rules import (
-    BUNDLE_KEY,
-    MASK_KEY_BYTES,
-    PAIR_MASK,
-    SELF_MASK,
-    Meter,
-    Rules,
-    no_meter,
-    share_point,
-)
+from fedmpi.secagg.rules import Meter, Rules, no_meter, share_point
 from fedmpi.wire.bits import pack
 from fedmpi.wire.messages import Message
 
@@ -198,8 +200,8 @@ class SecAggParty:
             shared = self._cipher.shared(peer.cipher_key)
         except CryptoError:
             raise self._wrong("AdvertiseKeys", f"cannot agree with the key of party {peer.party}") from None
-        there = derive(shared, BUNDLE_KEY, self.rules.context(self.party, peer.party))
-        back = derive(shared, BUNDLE_KEY, self.rules.context(peer.party, self.party))
+        there = derive(shared, SHARE_BUNDLE, self.rules.context(self.party, peer.party))
+        back = derive(shared, SHARE_BUNDLE, self.rules.context(peer.party, self.party))
         return there, back
 
     # ---- round 2 ----

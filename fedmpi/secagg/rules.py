@@ -10,13 +10,8 @@ import numpy as np
 from fedmpi.crypto.keys import bind
 from fedmpi.errors import ConfigError
 
-BUNDLE_KEY = b"fedmpi/bundle-key/1"
-PAIR_MASK = b"fedmpi/pair-mask/1"
-SELF_MASK = b"fedmpi/self-mask/1"
 SIGNED_KEYS = b"fedmpi/signed-keys/1"
 SIGNED_SURVIVORS = b"fedmpi/signed-survivors/1"
-
-MASK_KEY_BYTES = 16  # AES-128 key streams
 
 # Takes the name of a cost (DH, Shamir split, ...) and measures what runs inside; by default nothing is measured.
 Meter = Callable[[str], AbstractContextManager]

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from fedmpi.crypto.keys import Agreement, derive, opens, public_key, verify
-from fedmpi.crypto.masks import add_masks
+from fedmpi.crypto.keys import PAIR_MASK, SELF_MASK, Agreement, derive, opens, public_key, verify
+from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
 from fedmpi.crypto.shamir import decode, decode_share, int_to_secret, lagrange_weights, reconstruct
 from fedmpi.errors import CryptoError, ProtocolError
 from fedmpi.secagg.messages import (
@@ -30,15 +30,7 @@ from fedmpi.secagg.messages import (
     UnmaskRequest,
     Unopened,
 )
-from fedmpi.secagg.rules import (
-    MASK_KEY_BYTES,
-    PAIR_MASK,
-    SELF_MASK,
-    Meter,
-    Rules,
-    no_meter,
-    share_point,
-)
+from fedmpi.secagg.rules import Meter, Rules, no_meter, share_point
 from fedmpi.wire.bits import packed_size, unpack
 from fedmpi.wire.messages import Message
 
