@@ -5,6 +5,7 @@ the order and number of `SecAggPlusWorkflow.unmask_stage`, so a lower bound: in 
 defaults, but for the threshold, which is ours, and everybody a neighbour of everybody.
 """
 
+from importlib import import_module
 from time import process_time
 
 import numpy as np
@@ -15,21 +16,22 @@ CLIPPING, TARGET, MODULUS = 8.0, 1 << 22, 1 << 32  # its defaults
 class Flower:
     def __init__(self, n: int, d: int, threshold: int, dropped: int):
         # Here, so that the benchmark runs without Flower.
-        from flwr.client.mod.secure_aggregation import secaggplus_mod
         from flwr.common import bytes_to_ndarray, ndarrays_to_parameters
         from flwr.common.secure_aggregation import ndarrays_arithmetic
         from flwr.common.secure_aggregation.crypto.shamir import combine_shares
         from flwr.common.secure_aggregation.secaggplus_constants import Key
 
-        self._mod, self._key, self._arithmetic = secaggplus_mod, Key, ndarrays_arithmetic
+        # Its package has a function of the same name, which `import` would give.
+        mod = import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
+        self._mod, self._key, self._arithmetic = mod, Key, ndarrays_arithmetic
         self._decode, self._combine = bytes_to_ndarray, combine_shares
         self._n, self._threshold, self._dropped = n, threshold, dropped
         self._floats = [np.random.default_rng(0).standard_normal(d)]
         self._parameters = ndarrays_to_parameters(self._floats)
         self._peers = {}  # party -> its two public keys
         for party in range(1, n):
-            pairs = secaggplus_mod.generate_key_pairs(), secaggplus_mod.generate_key_pairs()
-            self._peers[party] = [secaggplus_mod.public_key_to_bytes(public) for _, public in pairs]
+            pairs = mod.generate_key_pairs(), mod.generate_key_pairs()
+            self._peers[party] = [mod.public_key_to_bytes(public) for _, public in pairs]
         self.best: dict[str, float] = {}  # CPU seconds of the fastest run
 
     def run(self) -> None:
