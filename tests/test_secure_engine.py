@@ -89,6 +89,14 @@ def test_below_the_threshold_the_model_stays_and_training_goes_on(make_config, r
     assert rows(config)[2]["survivors"] == 7
 
 
+@pytest.mark.parametrize("aggregation", ["plain", "secure"])
+def test_a_round_that_everybody_misses_releases_nothing(aggregation, make_config, run_in_memory):
+    lost = ",".join(f"2:{party}:advertise" for party in range(7))
+    config = make_config(f"{SECURE} --aggregation {aggregation} --dropout {lost}")
+    assert run_in_memory(config, 3)["dropouts"]["failed_rounds"] == 1
+    assert "failed" in rows(config)[1] and rows(config)[1]["epsilon_outside"] == rows(config)[0]["epsilon_outside"]
+
+
 def test_a_silent_party_costs_its_deadline_and_nothing_else(make_config, run_in_memory, monkeypatch):
     say = Client.say
 

@@ -143,12 +143,14 @@ class Gathering:
         outcome.complaints += [
             fault for fault in session.faults if not any(fault in line for line in outcome.complaints)
         ]
-        if session.failed:
+        result = None if session.failed else session.result()
+        if result is None or not result.survivors:
+            reason = session.reason or f"round {self.round}: no party's update arrived"
             outcome.dropouts["failed_rounds"] += 1
-            outcome.figures = _figures(self.reports, clip) | {"failed": session.reason}
-            outcome.complaints.append(f"{session.reason}; the model stays as it was")
+            outcome.figures = _figures(self.reports, clip) | {"failed": reason}
+            outcome.complaints.append(f"{reason}; the model stays as it was")
         else:
-            outcome.sum = session.result()
+            outcome.sum = result
             # Of the survivors only: whether a dropped party's report came in time is chance.
             reports = {party: self.reports[party] for party in outcome.sum.survivors if party in self.reports}
             outcome.figures = _figures(reports, clip) | {"survivors": len(outcome.sum.survivors)}
