@@ -2,7 +2,6 @@
 calls, and stand-ins for parties that would take too long."""
 
 import os
-import statistics
 from collections import Counter
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -38,6 +37,7 @@ from fedmpi.wire.messages import encode
 BITS = 21  # 20 parties at the usual precision; masks are then uint32
 MANY, FEW = 15, 5  # clients that are timed, in cohorts up to 100 and above
 CORRUPT, LEAST_DROPOUT = 0.05, 0.05  # what the regular graph withstands; more if more drop out
+Rates = tuple[float, float, float]  # seconds a byte of key stream, a byte added, an agreement
 PHASES = ("AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask")
 
 
@@ -84,21 +84,21 @@ class Cell:
         pairs = sum(len(set(self.neighbours[party]) - self.dropped) for party in self.dropped)
         return self.n - len(self.dropped) + pairs
 
-    def client_floor(self, stream: float, add: float) -> float:
+    def client_floor(self, stream: float, add: float, agreement: float) -> float:
         return (self.graph.degree + 1) * self.vector * (stream + add)
 
-    def server_floor(self, stream: float, add: float) -> float:
+    def server_floor(self, stream: float, add: float, agreement: float) -> float:
         return self.vector * (self.server_masks * (stream + add) + (self.n - len(self.dropped)) * add)
 
     def row(self) -> dict:
         row = {"graph": self.kind, "n": self.n, "degree": self.graph.degree, "threshold": self.graph.threshold}
         return row | {"d": self.d, "dropout": self.dropout}
 
-    def estimates(self, stream: float, add: float, agreement: float) -> tuple[float, float, float]:
+    def estimates(self, *rates: float) -> tuple[float, float, float]:
         """Rough seconds: the server alone, every party played in full, a few of them."""
         shares = 1e-7 * (self.graph.degree + 1) * self.graph.threshold  # for one secret
-        client = 1.3 * self.client_floor(stream, add) + 2.5 * self.graph.degree * agreement + 2 * shares + 2e-8 * self.d
-        server = 2 * self.server_floor(stream, add) + 1e-8 * self.n * self.d + 1e-5 * self.n * self.graph.degree
+        client = 1.3 * self.client_floor(*rates) + 2.5 * self.graph.degree * rates[2] + 2 * shares + 2e-8 * self.d
+        server = 2 * self.server_floor(*rates) + 1e-8 * self.n * self.d + 1e-5 * self.n * self.graph.degree
         return server, self.n * client + 2 * server, self.n * (shares + 1e-3) + len(self.sampled) * client + 2 * server
 
 
@@ -144,14 +144,16 @@ class Stand:
         rules, seed = self._cell.rules, os.urandom(32)
         secret = self._real._mask_private if self._party in self._cell.dropped else seed
         holders = [*(peer.party for peer in message.peers), self._party]
-        (shares,) = create_shares([secret_to_int(secret)], rules.threshold, map(share_point, holders), os.urandom)
+        points = [share_point(holder) for holder in holders]
+        (shares,) = create_shares([secret_to_int(secret)], rules.threshold, points, os.urandom)
         texts = dict(zip(holders, map(encode_share, shares), strict=True))
         self._board.update({(self._party, holder): text for holder, text in texts.items()})
         bundles = []
         for peer in message.peers:
             sealed = bytes(SEALED)
             if peer.party in self._cell.sampled:
-                self._keys[peer.party] = self._real._pair_bundle_keys(peer)
+                contexts = self._real.rules.pair_contexts(self._real.party, [peer.party])[peer.party]
+                self._keys[peer.party] = self._real._pair_bundle_keys(peer, contexts)
                 context = rules.context(self._party, peer.party)
                 sealed = seal(self._keys[peer.party][0], 2 * texts[peer.party], context)
             bundles.append(Bundle(peer.party, sealed))
@@ -178,12 +180,13 @@ class Stand:
 class Round:
     """One cell played once; what goes up is kept, so that servers can be fed the same again."""
 
-    def __init__(self, cell: Cell, in_full: bool, sample: Callable[[], None]):
+    def __init__(self, cell: Cell, in_full: bool, sample: Callable[[], Rates]):
         """`sample` is called next to what is timed."""
         self.cell, self.in_full, self._sample = cell, in_full, sample
         self.uploads: list[list] = []
         self.bytes = Counter()  # of the first timed client
         self.clocks = {party: Clock() for party in cell.sampled}
+        self.rates: dict[int, dict[str, Rates]] = {party: {} for party in cell.sampled}
         rng, board = np.random.default_rng(0), {}
         # Few different vectors: a thousand parties would fill the memory with inputs, and costs do not depend on them.
         self._inputs = [rng.integers(0, 1 << BITS, cell.d, dtype=np.uint64) for _ in range(3)]
@@ -224,7 +227,7 @@ class Round:
         if party not in self.clocks:
             return call(*message)
         if phase in ("ShareKeys", "MaskedInput"):  # whatever else the machine does falls on the floor too
-            self._sample()
+            self.rates[party][phase] = self._sample()
         with self.clocks[party].phase(phase):
             answer = call(*message)
         if party == self.cell.sampled[0]:
@@ -242,13 +245,10 @@ class Round:
         if self.in_full and not np.array_equal(total, expected & np.uint64((1 << BITS) - 1)):
             raise SystemExit(f"{self.cell}: the unmasked sum is not the plain sum")
 
-    def client(self, name: str) -> float:
-        return statistics.median(clock.seconds[name] for clock in self.clocks.values())
-
 
 def feed(server: SecAggServer, messages: list, clock: Clock) -> list:
     """The last message of a round sets the unmasking off: it is a phase of its own."""
-    phase, answers = messages[0].PHASE, []
+    phase = messages[0].PHASE
     with clock.phase(phase):
         for message in messages[:-1]:
             server.receive(message)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi.errors import WireError
-from fedmpi.wire.bits import pack, pack_signed, packed_size, unpack, unpack_signed
+from fedmpi.wire.bits import PackedSum, pack, pack_signed, packed_size, unpack, unpack_signed
 
 WIDTHS = range(1, 65)
 # Around the group of 64 values, the switch to whole groups, and beyond one chunk.
@@ -192,3 +192,24 @@ def test_an_implausible_count_allocates_nothing():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 100_000
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(1, 64), st.integers(0, 300), st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_a_sum_of_packed_vectors_is_the_sum_of_the_vectors(bits, count, vectors, seed):
+    rng = np.random.default_rng(seed)
+    values = rng.integers(0, 2**bits - 1, (vectors, count), dtype=np.uint64, endpoint=True)
+    total = PackedSum(count, bits)
+    for row in values:
+        total.add(pack(row, bits))
+    mask = np.uint64(2**bits - 1)
+    assert np.array_equal(total.total(), values.sum(axis=0, dtype=np.uint64) & mask)
+
+
+def test_a_sum_refuses_what_is_not_a_vector_of_its_shape_and_keeps_what_it_has():
+    total, good = PackedSum(101, 21), pack(np.arange(101, dtype=np.uint64), 21)
+    total.add(good)
+    for wrong in (good[:-1], good + b"\0", good[:-1] + b"\xff"):
+        with pytest.raises(WireError):
+            total.add(wrong)
+    assert total.total().tolist() == list(range(101))

@@ -79,7 +79,10 @@ WRONG = {
     "unknown preset": ("--preset nope", r"preset = nope: must be one of cifar10-s10"),
     "negative epsilon": ("--epsilon -1", r"epsilon = -1: must be > 0"),
     "no parties": ("--parties 0", r"parties = 0: must be >= 1"),
-    "more client ranks than parties": ("--parties 3", r"parties = 3: must be at least the number of client ranks \(5\)"),
+    "more client ranks than parties": (
+        "--parties 3",
+        r"parties = 3: must be at least the number of client ranks \(5\)",
+    ),
     "unwritable out": ("--out /dev/null/run", r"out = /dev/null/run: cannot be written"),
     "unknown method": ("--method magic", r"method = magic: must be one of centaur, dp-pfeddsu"),
     "unknown option": ("--nonsense", r"--nonsense"),

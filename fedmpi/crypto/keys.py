@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import operator
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -19,6 +18,8 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedmpi.errors import CryptoError
+
+_SHA256 = SHA256()  # made once: a derivation is done for every peer
 
 KEY_BYTES = 32  # X25519 and Ed25519 keys, shared secrets, AEAD keys
 SIGNATURE_BYTES = 64
@@ -38,16 +39,15 @@ _MAX_DERIVED = 255 * 32  # RFC 5869: the counter of blocks is one byte
 def bind(*parts: bytes | int) -> bytes:
     """The parts as one string, such that different parts never give the same string: a context or associated data, for
     example `bind(session, round, sender, receiver)`. Numbers are 8 bytes, strings carry their length."""
-    encoded = []
-    for part in parts:
-        if isinstance(part, (bytes, bytearray)):
-            encoded.append(b"s" + len(part).to_bytes(4, "big") + part)
-            continue
-        number = operator.index(part)
-        if not 0 <= number < 2**64:
-            raise CryptoError("a number in a context has to fit 64 bits without a sign")
-        encoded.append(b"i" + number.to_bytes(8, "big"))
-    return b"".join(encoded)
+    try:
+        return b"".join(
+            [
+                b"i" + part.to_bytes(8, "big") if type(part) is int else b"s" + len(part).to_bytes(4, "big") + part
+                for part in parts
+            ]
+        )
+    except (OverflowError, TypeError):
+        raise CryptoError("a context holds strings of bytes, and numbers that fit 64 bits without a sign") from None
 
 
 class Agreement:
@@ -95,7 +95,7 @@ def derive(shared: bytes, label: bytes, context: bytes, length: int = KEY_BYTES)
 
 
 def _hkdf(secret: bytes, salt: bytes, info: bytes, length: int) -> bytes:
-    return HKDF(algorithm=SHA256(), length=length, salt=salt, info=info).derive(secret)
+    return HKDF(algorithm=_SHA256, length=length, salt=salt, info=info).derive(secret)
 
 
 def seal(key: bytes, plaintext: bytes, associated: bytes) -> bytes:

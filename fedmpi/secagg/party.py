@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from fedmpi.crypto.keys import (
+    KEY_BYTES,
     PAIR_MASK,
     SELF_MASK,
     SHARE_BUNDLE,
@@ -118,6 +119,7 @@ class SecAggParty:
         self._mask_private = b""
         self._self_mask = b""
         self._peers: dict[int, PeerKeys] = {}
+        self._contexts: dict[int, tuple[bytes, bytes]] = {}  # party -> (from here to there, from there to here)
         self._bundle_keys: dict[int, tuple[bytes, bytes]] = {}  # party -> (key to seal for it, key to open from it)
         self._held: dict[
             int, tuple[bytes, bytes] | None
@@ -164,15 +166,16 @@ class SecAggParty:
             points = [share_point(holder) for holder in holders]
             of_self_mask, of_mask_key = create_shares(secrets, rules.threshold, points, self._random)
             texts = [encode_share(a) + encode_share(b) for a, b in zip(of_self_mask, of_mask_key, strict=True)]
+        contexts = rules.pair_contexts(self.party, peers)
         with self._meter("DH"):
-            keys = {peer: self._pair_bundle_keys(peers[peer]) for peer in peers}
+            keys = {peer: self._pair_bundle_keys(peers[peer], contexts[peer]) for peer in peers}
         with self._meter("AEAD"):
             bundles = tuple(
-                Bundle(peer, seal(keys[peer][0], text, rules.context(self.party, peer)))
+                Bundle(peer, seal(keys[peer][0], text, contexts[peer][0]))
                 for peer, text in zip(peers, texts, strict=False)
             )
         commitment = commit(self_mask, rules.context(self.party))
-        self._self_mask, self._peers, self._bundle_keys = self_mask, peers, keys
+        self._self_mask, self._peers, self._bundle_keys, self._contexts = self_mask, peers, keys, contexts
         self._held = {self.party: (texts[-1][:SHARE], texts[-1][SHARE:])}
         self._cipher, self._mask_private = None, b""  # every bundle is sealed, and its keys are derived
         return ShareKeys(rules.round, self.party, bundles, commitment)
@@ -195,14 +198,16 @@ class SecAggParty:
                 if not self._identity.verifies(peer.party, text, peer.signature):
                     raise self._wrong("AdvertiseKeys", f"was shown keys of party {peer.party} that it did not sign")
 
-    def _pair_bundle_keys(self, peer: PeerKeys) -> tuple[bytes, bytes]:
+    def _pair_bundle_keys(self, peer: PeerKeys, contexts: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
+        """(the key to seal for a peer, the key to open from it)"""
         try:
             shared = self._cipher.shared(peer.cipher_key)
         except CryptoError:
             raise self._wrong("AdvertiseKeys", f"cannot agree with the key of party {peer.party}") from None
-        there = derive(shared, SHARE_BUNDLE, self.rules.context(self.party, peer.party))
-        back = derive(shared, SHARE_BUNDLE, self.rules.context(peer.party, self.party))
-        return there, back
+        lower = self.party < peer.party
+        keys = derive(shared, SHARE_BUNDLE, contexts[0 if lower else 1], 2 * KEY_BYTES)
+        upward, downward = keys[:KEY_BYTES], keys[KEY_BYTES:]  # one key a direction: each seals one bundle
+        return (upward, downward) if lower else (downward, upward)
 
     # ---- round 2 ----
 
@@ -223,8 +228,8 @@ class SecAggParty:
             total = self._values.astype(rules.lane)
             add_masks(total, keys, signs)
         with self._meter("encode"):
-            cut = total.astype(np.uint64) & np.uint64((1 << rules.bits) - 1)
-            packed = pack(cut, rules.bits)
+            total &= rules.lane.type((1 << rules.bits) - 1)
+            packed = pack(total, rules.bits)
         self._held |= opened
         # Masks are on: neither the update nor the keys that would take them off are needed here any more.
         self._mask, self._self_mask, self._values, self._bundle_keys = None, b"", None, {}
@@ -232,19 +237,19 @@ class SecAggParty:
 
     def _open(self, sender: int, sealed: bytes) -> tuple[bytes, bytes] | None:
         try:
-            text = open_sealed(self._bundle_keys[sender][1], sealed, self.rules.context(sender, self.party))
+            text = open_sealed(self._bundle_keys[sender][1], sealed, self._contexts[sender][1])
             decode_share(text[:SHARE]), decode_share(text[SHARE:])
         except CryptoError:
             return None
         return text[:SHARE], text[SHARE:]
 
     def _pair_mask_key(self, peer: int) -> bytes:
-        low, high = sorted((self.party, peer))
         try:
             shared = self._mask.shared(self._peers[peer].mask_key)
         except CryptoError:
             raise self._wrong("MaskedInput", f"cannot agree with the key of party {peer}") from None
-        return derive(shared, PAIR_MASK, self.rules.context(low, high), MASK_KEY_BYTES)
+        # Of the two contexts, the one with the lower party first: both sides must derive the same mask.
+        return derive(shared, PAIR_MASK, self._contexts[peer][0 if self.party < peer else 1], MASK_KEY_BYTES)
 
     # ---- round 3 ----
 

@@ -1,9 +1,10 @@
 """What both sides of a round have agreed on before it starts, and the contexts that bind every derived key to it."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -60,7 +61,17 @@ class Rules:
 
     def context(self, *parties: int) -> bytes:
         """What a derived key or a sealed bundle is for: session, round and the parties in order."""
-        return bind(self.session, self.round, *parties)
+        return self._place + bind(*parties)
+
+    def pair_contexts(self, party: int, peers: Iterable[int]) -> dict[int, tuple[bytes, bytes]]:
+        """context(party, peer) and context(peer, party) for every peer; every byte of them is put together once."""
+        own = bind(party)
+        other = {peer: bind(peer) for peer in peers}
+        return {peer: (self._place + own + text, self._place + text + own) for peer, text in other.items()}
+
+    @cached_property
+    def _place(self) -> bytes:
+        return bind(self.session, self.round)  # `bind` of more parts is `bind` of these, then of those
 
     def survivors_text(self, survivors: tuple[int, ...]) -> bytes:
         return bind(SIGNED_SURVIVORS, self.session, self.round, *survivors)

@@ -31,10 +31,12 @@ from fedmpi.secagg.messages import (
     Unopened,
 )
 from fedmpi.secagg.rules import Meter, Rules, no_meter, share_point
-from fedmpi.wire.bits import packed_size, unpack
+from fedmpi.wire.bits import PackedSum, packed_size
 from fedmpi.wire.messages import Message
 
 Answers = list[tuple[int, Message]]
+
+PROBE = Agreement(b"\x55" * 32)  # any key will do: only points of low order make an agreement with it fail
 
 
 class Phase(enum.Enum):
@@ -76,6 +78,7 @@ class SecAggServer:
         self._meter = meter
         self._waiting = set(neighbours)
         self._keys: dict[int, AdvertiseKeys] = {}  # U1
+        self._seen: set[bytes] = set()  # every public key of the round
         self._shared: dict[int, ShareKeys] = {}  # U2
         self._inputs: dict[int, bytes] = {}  # U3
         self._signatures: dict[int, bytes] = {}  # U4
@@ -153,8 +156,7 @@ class SecAggServer:
         if message.cipher_key == message.mask_key:
             raise self._wrong(message, "sent the same key twice")
         try:
-            probe = Agreement(b"\x55" * 32)  # any key: only low-order points make this fail
-            probe.shared(message.cipher_key), probe.shared(message.mask_key)
+            PROBE.shared(message.cipher_key), PROBE.shared(message.mask_key)
         except CryptoError:
             raise self._wrong(message, "sent a key of low order") from None
         if self.rules.active:
@@ -162,9 +164,10 @@ class SecAggServer:
             known = (self._identities or {}).get(message.party)
             if known is None or not verify(known, text, message.signature):
                 raise self._wrong(message, "sent keys that its identity did not sign")
-        taken = {key for other in self._keys.values() for key in (other.cipher_key, other.mask_key)}
-        if {message.cipher_key, message.mask_key} & taken:
+        keys = {message.cipher_key, message.mask_key}
+        if keys & self._seen:
             raise self._wrong(message, "sent a key of another party")
+        self._seen |= keys
         self._keys[message.party] = message
 
     def _take_shares(self, message: ShareKeys) -> None:
@@ -325,7 +328,8 @@ class SecAggServer:
     def _finish(self) -> Answers:
         try:
             with self._meter("Shamir combine"):
-                secrets = {owner: self._open(owner) for owner in self._needed()}
+                opened = {holder: {a.owner: a for a in message.answers} for holder, message in self._answers.items()}
+                secrets = {owner: self._open(owner, opened) for owner in self._needed()}
         except CryptoError as error:
             return self._fail(str(error))
         keys, signs = [], []
@@ -351,16 +355,16 @@ class SecAggServer:
         return []
 
     def _sum_inputs(self) -> np.ndarray:
-        total = np.zeros(self.rules.dimension, self.rules.lane)
-        for party in sorted(self._inputs):
-            total += unpack(self._inputs[party], self.rules.dimension, self.rules.bits).astype(self.rules.lane)
-        return total
+        total = PackedSum(self.rules.dimension, self.rules.bits)
+        for packed in self._inputs.values():
+            total.add(packed)
+        return total.total().astype(self.rules.lane)
 
-    def _open(self, owner: int) -> bytes:
+    def _open(self, owner: int, opened: dict[int, dict]) -> bytes:
         """b_u of a survivor or s_u^SK of a dropped party, checked against what it committed to."""
         points, shares, who = [], [], []
         for holder in self._holders(owner, self._answers):
-            answer = next(a for a in self._answers[holder].answers if a.owner == owner)
+            answer = opened[holder][owner]
             if isinstance(answer, Unopened):
                 self.faults.append(f"party {holder} could not open the bundle of party {owner}")
                 continue
