@@ -4,10 +4,11 @@ import hashlib
 
 import numpy as np
 
+from fedmpi.crypto.keys import signing_public
 from fedmpi.errors import ProtocolError
 from fedmpi.privacy.words import SeededWords
 from fedmpi.secagg import graph as graphs
-from fedmpi.secagg.party import SecAggParty
+from fedmpi.secagg.party import Identity, SecAggParty
 from fedmpi.secagg.rules import Rules
 from fedmpi.secagg.server import SecAggServer
 from fedmpi.wire.messages import decode, encode
@@ -23,6 +24,13 @@ def pinned(*about):
         return hashlib.shake_256(seed).digest(size)
 
     return draw
+
+
+def identities(n):
+    """Signing keys of the cohort of an n-party round."""
+    private = {p: pinned("identity", p)(32) for p in range(0, 3 * n, 3)}
+    public = {p: signing_public(key) for p, key in private.items()}
+    return {p: Identity(key, public) for p, key in private.items()}
 
 
 class Round:

@@ -81,19 +81,6 @@ def test_a_regular_graph_is_regular_symmetric_and_connected(case):
     assert is_connected(graph, graph.parties)
 
 
-@given(regular_graphs())
-@settings(max_examples=60, deadline=None)
-def test_share_points_are_nonzero_distinct_and_the_same_for_every_owner(case):
-    cohort, degree, threshold, seed = case
-    graph = regular(cohort, degree, threshold, words(seed))
-    of_holder = {}
-    for owner in graph.parties:
-        points = {holder: graph.share_point(owner, holder) for holder in graph.holders(owner)}
-        assert 0 not in points.values() and len(set(points.values())) == len(points)
-        for holder, point in points.items():
-            assert of_holder.setdefault(holder, point) == point
-
-
 @given(regular_graphs(), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
 def test_the_source_and_the_set_of_parties_decide_the_graph(case, random):
@@ -140,7 +127,6 @@ def test_a_complete_graph_joins_everyone(cohort):
         assert graph.holders(party) == graph.parties
         assert len(graph.neighbours(party)) == n - 1
         assert all(graph.joined(party, other) == (party != other) for other in cohort)
-    assert [graph.share_point(cohort[0], holder) for holder in graph.parties] == list(range(1, n + 1))
 
 
 @pytest.mark.parametrize("degree", [5, 6, 7, 100])
@@ -213,12 +199,9 @@ def test_what_cannot_be_used_is_named_with_what_is_allowed(make, says):
 
 def test_a_stranger_is_named():
     graph = regular(range(0, 60, 2), 4, 3, words())
-    for call in (graph.neighbours, graph.holders, lambda p: graph.joined(0, p), lambda p: graph.share_point(p, p)):
+    for call in (graph.neighbours, graph.holders, lambda p: graph.joined(0, p)):
         with pytest.raises(ProtocolError, match="party 7: not among the 30 parties of this round"):
             call(7)
-    far = next(party for party in graph.parties if party not in graph.holders(0))
-    with pytest.raises(ProtocolError, match=f"party {far}: holds no share of party 0"):
-        graph.share_point(0, far)
 
 
 # --- the bounds ---

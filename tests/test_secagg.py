@@ -7,25 +7,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from secagg_driver import Round, pinned
+from secagg_driver import Round, identities
 
-from fedmpi.crypto.keys import signing_public
 from fedmpi.errors import ConfigError, ProtocolError
 from fedmpi.secagg import graph as graphs
 from fedmpi.secagg import messages as m
-from fedmpi.secagg.party import Identity, SecAggParty
 from fedmpi.secagg.party import Phase as PartyPhase
+from fedmpi.secagg.party import SecAggParty
 from fedmpi.secagg.rules import Rules
 from fedmpi.wire.bits import unpack
 
 PHASES = ["AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask"]
 ACTIVE_PHASES = [*PHASES[:3], "ConsistencyCheck", "Unmask"]
-
-
-def identities(n):
-    private = {p: pinned("identity", p)(32) for p in range(0, 3 * n, 3)}
-    public = {p: signing_public(key) for p, key in private.items()}
-    return {p: Identity(key, public) for p, key in private.items()}
 
 
 # ---- the exactness law ----

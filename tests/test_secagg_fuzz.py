@@ -6,22 +6,14 @@ import random
 
 import numpy as np
 import pytest
-from secagg_driver import Round, pinned
+from secagg_driver import Round, identities
 
-from fedmpi.crypto.keys import signing_public
 from fedmpi.errors import ProtocolError, WireError
 from fedmpi.secagg import messages as m
-from fedmpi.secagg.party import Identity
 from fedmpi.wire.frame import FRAMING
 from fedmpi.wire.messages import decode, encode
 
 PER_STEP = 7_000  # times 7 kinds of message passive, 9 active: 112,000
-
-
-def identities(n):
-    private = {p: pinned("identity", p)(32) for p in range(0, 3 * n, 3)}
-    public = {p: signing_public(key) for p, key in private.items()}
-    return {p: Identity(key, public) for p, key in private.items()}
 
 
 def mutate(rng, frame):

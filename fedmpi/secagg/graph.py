@@ -71,7 +71,6 @@ class Graph:
     threshold: int  # shares that reconstruct a secret
     parties: tuple[int, ...] = field(init=False, repr=False, compare=False)  # the cohort, sorted
     _place: dict[int, int] = field(init=False, repr=False, compare=False)
-    _index: dict[int, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
         check_degree(self.degree, len(self.circle))
@@ -79,7 +78,6 @@ class Graph:
         parties = tuple(sorted(self.circle))
         object.__setattr__(self, "parties", parties)
         object.__setattr__(self, "_place", {party: place for place, party in enumerate(self.circle)})
-        object.__setattr__(self, "_index", {party: index for index, party in enumerate(parties)})
 
     @property
     def is_complete(self) -> bool:
@@ -102,17 +100,6 @@ class Graph:
         gap = abs(self._place_of(one) - self._place_of(other))
         # Rounded up: in a complete graph of even n the degree is odd and the party across the circle is a neighbour.
         return 0 < min(gap, len(self.circle) - gap) <= (self.degree + 1) // 2
-
-    def share_point(self, owner: int, holder: int) -> int:
-        """Where the polynomial of `owner` is evaluated for `holder`; never 0, where the secret is.
-
-        It does not depend on the owner: all owners whose shares came from the same holders have the same Lagrange
-        weights, and in a complete graph that is everyone.
-        """
-        if owner != holder and not self.joined(owner, holder):
-            raise ProtocolError(f"holds no share of party {owner}, they are not neighbours", party=holder)
-        self._place_of(owner)
-        return self._index[holder] + 1
 
     def _place_of(self, party: int) -> int:
         try:

@@ -300,7 +300,7 @@ class SecAggServer:
                     f"{owner}, the threshold is {self.rules.threshold}"
                 )
         if not self._inputs:
-            return self._fail("no party sent its input")
+            return self._fail(f"no party sent its input, the threshold is {self.rules.threshold}")
         if not self.rules.active:
             return self._ask_shares()
         survivors = tuple(sorted(self._inputs))
