@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import json
 import multiprocessing
@@ -383,3 +384,10 @@ def test_too_many_parties_for_the_data(toy, tmp_path):
     with pytest.raises(DataError, match="^300 samples cannot give 60 parties 10 each: use at most 30 parties$"):
         prepare(PartitionSpec(dataset="toy", parties=60, scheme="dirichlet"), tmp_path)
     assert not tmp_path.exists() or list(tmp_path.iterdir()) == []
+
+
+def test_many_threads_may_open_a_store_at_once(tmp_path):
+    folder = prepare(PartitionSpec(dataset="digits", parties=4, classes_per_party=2), tmp_path)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        stores = list(pool.map(lambda _: Store.open(folder), range(200)))
+    assert all(store == stores[0] for store in stores)

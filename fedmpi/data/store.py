@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import shutil
+import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,10 @@ __all__ = ["PartitionSpec", "Shard", "Store", "prepare"]
 FORMAT = 1
 
 _META = "meta.json"
+
+# numpy reads a header with ast.literal_eval, and Python 3.11's is not safe in several threads at once: it fails with
+# "AST constructor recursion depth mismatch". Ranks that are threads of one process open their files at the same time.
+_PARSING = threading.Lock()
 _DTYPES = {"train_x": np.uint8, "train_y": np.int64, "test_x": np.uint8, "test_y": np.int64}
 
 
@@ -101,7 +106,8 @@ class Store:
     def _map(self, stem: str) -> np.ndarray:
         file = self.path / f"{stem}.npy"
         try:
-            array = np.lib.format.open_memmap(file, mode="r")
+            with _PARSING:
+                array = np.lib.format.open_memmap(file, mode="r")
         except Exception as error:
             # numpy's header parser lets the exceptions of tokenizer, literal parser and mmap through
             raise _damaged(file, one_line(error)) from error
