@@ -102,7 +102,7 @@ def test_trust_says_who_must_be_honest():
     for trust in (secure, plain, hybrid):
         text = " ".join(trust)
         assert "whoever sees the released models and nothing else" in text
-        assert "one of 20 parties is added or removed" in text
+        assert "all updates of one of 20 parties are there or are zero" in text
         assert "rank 0 is honest" in text
         assert "no amplification by sampling" in text
         assert "the worst party really joined" in text

@@ -173,7 +173,8 @@ def _trust(aggregation: str, parties: int, colluding: int) -> list[str]:
     }[aggregation]
     return [
         "epsilon_outside: against whoever sees the released models and nothing else; "
-        f"one of {parties} parties is added or removed with all its data; "
+        f"all updates of one of {parties} parties are there or are zero, which without dropouts is the party being added or "
+        "removed, and in a round with dropouts leaves the cohort and the noise of its survivors as they were; "
         "rank 0 is honest: it draws the cohorts in secret, sums as stated and releases nothing else",
         f"epsilon_server: {server}; no amplification by sampling, because rank 0 knows the cohorts; "
         "composed over the rounds that the worst party really joined",
