@@ -7,6 +7,7 @@ A method is one file in a `methods` folder, named as the user types it (`dp_pfed
 defines a class `Method`. A class elsewhere works as well: `--method mypackage.mymodule:MyMethod`.
 """
 
+import dataclasses
 import importlib
 import importlib.util
 import pkgutil
@@ -18,7 +19,7 @@ import numpy as np
 
 from fedmpi.errors import ConfigError
 
-FOLDERS = ("fedmpi.vision.methods",)
+FOLDERS = ("fedmpi.vision.methods", "fedmpi.recsys.methods")
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,17 @@ class LocalUpdate:
     values: np.ndarray  # float, one per coordinate of the support
     support: np.ndarray | None = None  # sorted int64 coordinates; None: the public support of this round
     figures: dict[str, float] = field(default_factory=dict)  # head_loss, loss, penalty
+
+
+@dataclass(frozen=True)
+class RowUpdates:
+    """What the parties of a rank send when the shared vector is a matrix and each touches some of its rows."""
+
+    parties: tuple[int, ...]
+    counts: np.ndarray  # rows of each party, in their order
+    rows: np.ndarray  # int64, ascending within a party
+    values: np.ndarray  # (rows, width) float
+    figures: np.ndarray  # (parties, report columns) float64
 
 
 @dataclass(frozen=True)
@@ -44,20 +56,35 @@ class References:
     """What a party reaches without any sharing; the closing table shows them beside the result."""
 
     untrained_correct: int  # the extractor as it was drawn, the head trained as long as the run will train it
-    local_correct: int  # extractor and head trained alone; 0 if it was not asked for
+    local_correct: int  # extractor and head trained alone; -1 if it was not asked for
     total: int
 
 
 class Algorithm(ABC):
-    """One per rank. Party state stays here between rounds, keyed by party."""
+    """One per rank. Party state stays here between rounds, keyed by party.
+
+    The engine asks about many parties at once (`evaluate_all`, `references_all`); a method that works party by party
+    writes `local_work`, `evaluate` and `references` and inherits the rest. `RowAlgorithm` is for the others.
+    """
 
     task: str
     supports: tuple[str, ...] = ("dense",)  # the values of --support that make sense for it
+    shares: bool = True  # False: nothing is sent; the run is one evaluation
+    scores: tuple[str, ...] = ("accuracy",)  # what `summarise` gives, as summary.json names it
+    reference_scores: tuple[str, ...] = ("accuracy_untrained", "accuracy_local_only")
+    report_columns: tuple[str, ...] = ("loss", "head_loss", "penalty")  # LocalUpdate.figures, in this order
 
     @classmethod
     def pick_device(cls, setting: str, threads: int) -> str:
         """The device that this rank computes on; a method that uses no GPU stays on the CPU."""
         return "cpu"
+
+    def host(self, parties: tuple[int, ...]) -> None:
+        """A client rank says once, before its first round, whose data it holds."""
+
+    def clear_parties(self) -> tuple[int, ...]:
+        """Hybrid aggregation: the hosted parties whose own data let them share in the clear."""
+        return ()
 
     @property
     @abstractmethod
@@ -81,26 +108,53 @@ class Algorithm(ABC):
     def support_size(self) -> int:
         """How many coordinates a party sends a round, known before the run; under support `union`, at most."""
 
-    @abstractmethod
     def local_work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
         """Train on the party's own data from theta."""
+        raise NotImplementedError
 
-    @abstractmethod
     def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
         """Test theta on the party's own test data; leaves no trace in its state."""
+        raise NotImplementedError
 
-    @abstractmethod
     def references(self, party: int, theta: np.ndarray) -> References:
         """What the party reaches from the untrained theta on its own; leaves no trace in its state."""
+        raise NotImplementedError
 
-    def step(self, theta: np.ndarray, mean_update: np.ndarray, support: np.ndarray | None) -> np.ndarray:
-        """Server: theta + eta_g * mean update (eta_g is already in it); float64 inside, one rounding at the end."""
+    def evaluate_all(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> np.ndarray:
+        """A row of figures for each party, for `summarise` on rank 0."""
+        return np.array([dataclasses.astuple(self.evaluate(party, theta, round)) for party in parties], np.float64)
+
+    def references_all(self, parties: tuple[int, ...], theta: np.ndarray) -> np.ndarray:
+        """The same for `summarise_references`."""
+        return np.array([dataclasses.astuple(self.references(party, theta)) for party in parties], np.float64)
+
+    def summarise(self, rows: np.ndarray) -> dict[str, float]:
+        """The scores from everybody's `evaluate_all` rows, in party order."""
+        return {"accuracy": float(np.mean(rows[:, 0] / rows[:, 1]))}
+
+    def summarise_references(self, rows: np.ndarray) -> dict[str, float | None]:
+        untrained, alone = (float(np.mean(rows[:, column] / rows[:, 2])) for column in (0, 1))
+        return {"accuracy_untrained": untrained, "accuracy_local_only": alone if alone >= 0 else None}
+
+    def summarise_training(self, rows: np.ndarray) -> dict[str, float]:
+        """What a round's row says of the parties' own figures: by default the mean of each column."""
+        return dict(zip(self.report_columns, rows.mean(axis=0).tolist()))
+
+    def step(self, theta: np.ndarray, total: np.ndarray, rate: float, support: np.ndarray | None) -> np.ndarray:
+        """Server: theta + rate * total, rate being eta_g over the denominator; float64 inside, one rounding at the end."""
         moved = theta.astype(np.float64)
         if support is None:
-            moved += mean_update
+            moved += total * rate
         else:
-            moved[support] += mean_update
+            moved[support] += total * rate
         return moved.astype(np.float32)
+
+    def server_state(self) -> dict[str, np.ndarray]:
+        """What `step` keeps between rounds, for the server's checkpoint."""
+        return {}
+
+    def load_server_state(self, state: dict[str, np.ndarray]) -> None:
+        """Put it back."""
 
     @abstractmethod
     def party_state(self, party: int) -> dict[str, np.ndarray]:
@@ -111,10 +165,27 @@ class Algorithm(ABC):
         """Put a checkpointed state back."""
 
 
-def method_names() -> list[str]:
+class RowAlgorithm(Algorithm):
+    """The shared vector is a matrix of rows; a rank works on all its parties at once and each sends the rows it touched."""
+
+    width: int  # coordinates of a row
+    supports = ("own", "dense")  # own: each party names its rows, in the clear; dense: all rows, most of them zero
+
+    @abstractmethod
+    def row_updates(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> RowUpdates:
+        """One round's local work of these parties."""
+
+    def public_support(self, theta: np.ndarray) -> None:
+        return None
+
+    def support_size(self) -> int:
+        return self.dimension
+
+
+def method_names(folders: tuple[str, ...] = FOLDERS) -> list[str]:
     """Every method by the name the user types; nothing is imported for it."""
     root = Path(__file__).parent
-    folders = [str(root.joinpath(*name.split(".")[1:])) for name in FOLDERS]
+    folders = [str(root.joinpath(*name.split(".")[1:])) for name in folders]
     return sorted(
         entry.name.replace("_", "-") for entry in pkgutil.iter_modules(folders) if not entry.name.startswith("_")
     )

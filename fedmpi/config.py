@@ -132,8 +132,10 @@ class Server:
 
     server_lr: Positive = 1.0
     """eta_g, DSU algorithm 1 line 6"""
-    denominator: Literal["expected", "survivors"] = "expected"
-    """divide the sum by qN, as the sensitivity assumes, or by those who answered"""
+    denominator: Literal["expected", "survivors", "none"] = "expected"
+    """divide the sum by qN, as the sensitivity assumes, by those who answered, or not at all (MMF algorithm 2)"""
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    """rating methods: what the server does with the summed gradients"""
 
 
 @dataclass(frozen=True)
@@ -171,6 +173,8 @@ class Aggregation:
     (shared), nobody (dense)"""
     bits: Annotated[int, Range(least=0, most=64)] = 0
     """width of an encoded coordinate; 0: the smallest that cannot wrap"""
+    precision: Annotated[int, Range(least=0, most=40)] = 0
+    """2^this integer steps in the clipping bound; 0: as fine as the noise, or the width, asks for"""
     graph: Literal["complete", "regular"] = "complete"
     """secure: who masks with whom; regular (Bell 2020) for hundreds of parties and more"""
     threshold: CountOrZero = 0
@@ -187,6 +191,8 @@ class Aggregation:
     """adversary active: file of identities made by python -m fedmpi.secagg.pki, read by each rank itself"""
     clear_parties: str = ""
     """hybrid: the parties that share in the clear, as 0,3,7"""
+    clear_rule: str = ""
+    """hybrid, rating methods: who shares in the clear by its own data, as indicator<=0.03,recovery<=0.3,ranking<=0.6"""
     dropout: str = ""
     """parties that vanish: RATE, PHASE=RATE or ROUND:PARTY:PHASE, separated by commas; phases advertise, share, mask,
     check, unmask"""

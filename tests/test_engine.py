@@ -70,7 +70,7 @@ def test_the_result_is_the_algorithms_own_arithmetic(make_config, run_in_memory)
         update = method.local_work(party, theta, 1)
         values, _ = release.encode(update.values, party, 1, 4)
         total = total + release.encoding.unwrap(values)
-    theta = method.step(theta, release.encoding.decode(total) / 4, method.public_support(theta))
+    theta = method.step(theta, release.encoding.decode(total), 1 / 4, method.public_support(theta))
     assert summary["model_sha256"] == hashlib.sha256(theta.tobytes()).hexdigest()
 
 
@@ -126,22 +126,22 @@ def law_totals(config, ranks, dimension, coordinates, bits, setup_bytes):
     value_bytes = packed_size(coordinates, bits)
     wire = {
         ("setup", "down"): sum(Setup.wire_size(setup_bytes, block) for block in blocks),
-        ("setup", "up"): Ready.wire_size() * len(blocks),
+        ("setup", "up"): Ready.wire_size(0) * len(blocks),
         ("model", "down"): rounds * sum(Train.wire_size(dimension, block) for block in blocks),
         ("update", "up"): rounds * parties * PlainInput.wire_size(0, value_bytes),
-        ("report", "up"): rounds * parties * TrainReport.wire_size(),
+        ("report", "up"): rounds * parties * TrainReport.wire_size(1, 5),
         ("evaluation", "down"): evaluations * sum(Evaluate.wire_size(dimension, block) for block in blocks),
-        ("evaluation", "up"): evaluations * parties * EvalReport.wire_size(),
+        ("evaluation", "up"): evaluations * sum(EvalReport.wire_size(block, 3) for block in blocks),
         ("bookkeeping", "down"): Stop.wire_size() * len(blocks),
     }
     logical = {
         ("setup", "down"): parties * Setup.wire_size(setup_bytes, 1),
-        ("setup", "up"): parties * Ready.wire_size(),
+        ("setup", "up"): parties * Ready.wire_size(0),
         ("model", "down"): rounds * parties * Train.wire_size(dimension, 1),
         ("update", "up"): wire["update", "up"],
         ("report", "up"): wire["report", "up"],
         ("evaluation", "down"): evaluations * parties * Evaluate.wire_size(dimension, 1),
-        ("evaluation", "up"): wire["evaluation", "up"],
+        ("evaluation", "up"): evaluations * parties * EvalReport.wire_size(1, 3),
     }
     return wire, logical
 

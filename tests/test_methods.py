@@ -14,7 +14,7 @@ from fedmpi.runtime import build
 from fedmpi.vision.reparam import kept
 from fedmpi.vision.training import batches
 
-METHODS = method_names()
+METHODS = method_names(("fedmpi.vision.methods",))
 
 
 def built(config) -> Algorithm:
@@ -78,7 +78,7 @@ def test_contract(name, support, make_config):
 
     # the server's step
     mean = np.full(one.support_size() if public is not None else one.dimension, 0.25)
-    moved = one.step(theta, mean, public)
+    moved = one.step(theta, mean, 1.0, public)
     assert moved.dtype == np.float32
     touched = np.ones(one.dimension, bool) if public is None else np.isin(np.arange(one.dimension), public)
     assert np.array_equal(moved[touched], (theta[touched].astype(np.float64) + 0.25).astype(np.float32))
@@ -94,7 +94,7 @@ def test_a_method_learns(name, make_config):
     for round in range(1, 7):
         updates = [method.local_work(party, theta, round) for party in range(4)]
         losses.append(np.mean([update.figures["loss"] for update in updates]))
-        theta = method.step(theta, np.mean([update.values for update in updates], axis=0), None)
+        theta = method.step(theta, np.mean([update.values for update in updates], axis=0), 1.0, None)
     assert losses[-1] < 0.7 * losses[0]
 
 

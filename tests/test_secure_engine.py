@@ -238,7 +238,7 @@ WRONG = {
     "--dropout sometimes": "must be RATE, PHASE=RATE or ROUND:PARTY:PHASE",
     "--dropout lunch=0.1": "must be RATE, PHASE=RATE",
     "--dropout 1:99:mask": "the party is between 0 and 6",
-    "--clear-parties 1 --aggregation hybrid --parties 3": "clear_parties leaves 2",
+    "--clear-parties 1 --aggregation hybrid --parties 3": "hybrid: 2 of 3 parties are left for secure aggregation",
     "--clear-parties 77 --aggregation hybrid": "must be between 0 and 6",
     "--clear-parties x --aggregation hybrid": "must be numbers of parties",
     "--threshold 3": "threshold = 3: must be above half",

@@ -17,6 +17,7 @@ from fedmpi.wire.messages import (
     EvalReport,
     Evaluate,
     PlainInput,
+    PlainRows,
     Ready,
     Setup,
     Stop,
@@ -45,6 +46,27 @@ peer_keys = st.lists(st.builds(secagg.PeerKeys, u32, key, key), max_size=3) | st
 answer = st.builds(secagg.SelfMaskShare, u32, share) | st.builds(secagg.PairKeyShare, u32, share)
 answers = st.lists(answer | st.builds(secagg.Unopened, u32), max_size=5).map(tuple)
 proofs = st.lists(st.builds(secagg.Bundle, u32, signature), max_size=3).map(tuple)
+
+
+@st.composite
+def reports(draw, kind):
+    whose, columns = draw(parties), draw(st.integers(0, 4))
+    figures = draw(st.lists(floats, min_size=len(whose) * columns, max_size=len(whose) * columns))
+    return kind(draw(rounds), draw(party), whose, np.array(figures, np.float64).reshape(len(whose), columns))
+
+
+@st.composite
+def plain_rows(draw):
+    whose, width, bits = draw(parties), draw(st.integers(1, 3)), draw(st.integers(2, 20))
+    counts = np.array(draw(st.lists(st.integers(0, 4), min_size=len(whose), max_size=len(whose))), np.int64)
+    numbers = draw(st.lists(st.integers(0, 1000), min_size=int(counts.sum()), max_size=int(counts.sum())))
+    edge = 2 ** (bits - 1)
+    size = len(numbers) * width
+    values = draw(st.lists(st.integers(-edge, edge - 1), min_size=size, max_size=size))
+    values = np.array(values, np.int64).reshape(len(numbers), width)
+    return PlainRows(draw(rounds), draw(party), whose, counts, np.array(numbers, np.int64), values, 10, bits)
+
+
 anything = st.one_of(
     st.builds(secagg.AdvertiseKeys, rounds, party, key, key, st.just(b"") | signature),
     st.builds(secagg.KeyList, rounds, party, peer_keys.map(tuple)),
@@ -56,14 +78,15 @@ anything = st.one_of(
     st.builds(secagg.UnmaskRequest, rounds, party, survivors, proofs),
     st.builds(secagg.Unmask, rounds, party, answers),
     st.builds(Setup, rounds, party, st.text(), parties),
-    st.builds(Ready, rounds, party, st.integers(0, 2**64 - 1), u32),
+    st.builds(Ready, rounds, party, st.integers(0, 2**64 - 1), u32, parties),
     st.builds(Train, rounds, party, parties, u32, u32, thetas),
     st.builds(Evaluate, rounds, party, parties, u32, u32, thetas),
     st.builds(SupportProposal, rounds, party, st.binary()),
     st.builds(SupportUnion, rounds, party, st.binary()),
     st.builds(PlainInput, rounds, party, st.binary(), st.binary()),
-    st.builds(TrainReport, rounds, party, floats, floats, floats, floats),
-    st.builds(EvalReport, rounds, party, u32, u32, u32, floats),
+    reports(TrainReport),
+    reports(EvalReport),
+    plain_rows(),
     st.builds(Checkpoint, rounds, party),
     st.builds(Stop, rounds, party, u32),
     st.builds(Account, rounds, party, st.integers(0, 2**64 - 1), rows, facts),
@@ -87,14 +110,15 @@ LAWS = {
     secagg.UnmaskRequest: lambda m: secagg.UnmaskRequest.wire_size(len(m.survivors), len(m.signatures)),
     secagg.Unmask: unmask_law,
     Setup: lambda m: Setup.wire_size(len(m.config.encode()), len(m.parties)),
-    Ready: lambda m: Ready.wire_size(),
+    Ready: lambda m: Ready.wire_size(len(m.clear)),
+    PlainRows: lambda m: PlainRows.wire_size(len(m.parties), len(m.rows), m.row_bits, m.value_bits, m.values.shape[1]),
     Train: lambda m: Train.wire_size(len(m.theta), len(m.parties)),
     Evaluate: lambda m: Evaluate.wire_size(len(m.theta), len(m.parties)),
     SupportProposal: lambda m: SupportProposal.wire_size(len(m.support)),
     SupportUnion: lambda m: SupportUnion.wire_size(len(m.support)),
     PlainInput: lambda m: PlainInput.wire_size(len(m.support), len(m.values)),
-    TrainReport: lambda m: TrainReport.wire_size(),
-    EvalReport: lambda m: EvalReport.wire_size(),
+    TrainReport: lambda m: TrainReport.wire_size(*m.figures.shape),
+    EvalReport: lambda m: EvalReport.wire_size(*m.figures.shape),
     Checkpoint: lambda m: Checkpoint.wire_size(),
     Stop: lambda m: Stop.wire_size(),
     Account: lambda m: Account.wire_size(len(m.rows), len(m.buffers()[-1])),

@@ -1,12 +1,13 @@
 """The two ends of a round's aggregation, from the configuration. Both ends work out the rules by themselves."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedmpi.aggregation.base import PartySession, ServerSession
 from fedmpi.aggregation.plain import PlainParty, PlainServer
+from fedmpi.aggregation.rows import RowServer
 from fedmpi.aggregation.secure import HybridServer, SecureParty, SecureServer
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError
@@ -18,18 +19,33 @@ from fedmpi.secagg.rules import Meter, Rules, no_meter
 from fedmpi.secagg.server import SecAggServer
 
 
-@dataclass(frozen=True)
+@dataclass
 class Aggregator:
     config: Config
     session: bytes
     dimension: int  # of the shared vector
+    width: int = 0  # of its rows, if parties send rows; 0: they send coordinates
     meter: Meter = no_meter
+    clear: set[int] = field(default_factory=set)  # who shares in the clear
 
-    def clear_parties(self) -> frozenset[int]:
-        """Who shares in the clear: everybody under plain, nobody under secure, the listed under hybrid."""
+    def __post_init__(self) -> None:
+        """Everybody under plain, nobody under secure, the listed under hybrid; a rule of the method's adds to these."""
         kind = self.config.aggregation.aggregation
-        everyone = frozenset(range(self.config.run.parties))
-        return everyone if kind == "plain" else parse_parties(self.config) if kind == "hybrid" else frozenset()
+        if kind == "plain":
+            self.clear.update(range(self.config.run.parties))
+        elif kind == "hybrid":
+            self.clear.update(parse_parties(self.config))
+
+    def check(self) -> None:
+        """ConfigError if the whole cohort cannot run the protocol as configured: threshold, degree, adversary."""
+        hidden, least = self.config.run.parties - len(self.clear), self.config.privacy.min_cohort
+        if 0 < hidden < least:
+            raise ConfigError(
+                f"hybrid: {hidden} of {self.config.run.parties} parties are left for secure aggregation, at least {least} "
+                "are needed, or all in the clear (--aggregation plain)"
+            )
+        if hidden and self.config.privacy.sampling >= 1:
+            self.rules(1, hidden, Encoding(1.0, 4, 8, 1))
 
     def rules(self, round: int, cohort: int, encoding: Encoding) -> Rules:
         """The protocol's rules for a cohort of this size, the same for the server and for every party."""
@@ -51,11 +67,14 @@ class Aggregator:
     def server(
         self, round: int, cohort: tuple[int, ...], encoding: Encoding, source: WordSource, identities, threads: int
     ) -> ServerSession:
-        clear = self.clear_parties()
-        own = encoding.dimension < self.dimension and self.config.aggregation.support == "own"
+        clear = self.clear
         in_clear = tuple(party for party in cohort if party in clear)
         hidden = tuple(party for party in cohort if party not in clear)
-        plain = PlainServer(round, in_clear, encoding, self.dimension, own)
+        if self.width:
+            plain = RowServer(round, in_clear, encoding, self.width)
+        else:
+            own = encoding.dimension < self.dimension and self.config.aggregation.support == "own"
+            plain = PlainServer(round, in_clear, encoding, self.dimension, own)
         if not hidden:
             return plain
         rules = self.rules(round, len(hidden), encoding)
@@ -66,7 +85,7 @@ class Aggregator:
         neighbours = {party: drawn.neighbours(party) for party in hidden}
         machine = SecAggServer(rules, neighbours, identities=identities, threads=threads, meter=self.meter)
         secure = SecureServer(machine, encoding)
-        return HybridServer(plain, secure, clear) if in_clear else secure
+        return HybridServer(plain, secure, frozenset(in_clear)) if in_clear else secure
 
     def party(
         self,
@@ -79,7 +98,7 @@ class Aggregator:
         identity: Identity | None,
     ) -> PartySession:
         """`cohort`: how many go the same way as this party."""
-        if party in self.clear_parties():
+        if party in self.clear:
             return PlainParty(round, party, encoding, self.dimension, values, support)
         rules = self.rules(round, cohort, encoding)
         return SecureParty(SecAggParty(rules, party, values, identity=identity, meter=self.meter))

@@ -7,7 +7,7 @@ from fedmpi.aggregation.plain import PlainServer
 from fedmpi.secagg.encoding import Encoding
 from fedmpi.secagg.party import SecAggParty
 from fedmpi.secagg.server import SecAggServer
-from fedmpi.wire.messages import Message
+from fedmpi.wire.messages import Message, PlainRows
 
 
 class SecureParty(PartySession):
@@ -85,7 +85,8 @@ class HybridServer(ServerSession):
         return self._secure.phase_name
 
     def receive(self, message):
-        return self._side(message.party).receive(message)
+        side = self._plain if isinstance(message, PlainRows) else self._side(message.party)
+        return side.receive(message)
 
     def drop(self, party, fault=""):
         return self._side(party).drop(party, fault)

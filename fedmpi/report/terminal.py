@@ -32,6 +32,27 @@ def screen_behind_launcher(environ) -> str | None:
     return path if path.startswith(("/dev/pts/", "/dev/tty")) else None
 
 
+def _share(value: float | None) -> str:
+    return "not measured" if value is None else f"{100 * value:.2f} %"
+
+
+def _error(value: float | None) -> str:
+    return "not measured" if value is None else f"{value:.4f}"
+
+
+# Every score that a method may report: its label, how it is written, what it means. The first one of a run leads.
+SCORES = {
+    "accuracy": ("accuracy", _share, "mean over the parties, own head, own test data"),
+    "accuracy_untrained": ("  untrained extractor", _share, "nothing shared, heads trained as long"),
+    "accuracy_local_only": ("  local only", _share, "each party alone, extractor and head"),
+    "rmse": ("RMSE", _error, "root mean square error over all test ratings"),
+    "mae": ("MAE", _error, "mean absolute error over all test ratings"),
+    "rmse_private_model": ("  private models", _error, "RMSE of each party's own model alone, nothing shared"),
+    "rmse_party_mean": ("  party means", _error, "RMSE of each party's mean rating, nothing shared"),
+    "rmse_optimum": ("  optimum", _error, "RMSE of the generator's own prediction: nobody can be better"),
+}
+
+
 class Terminal:
     def __init__(self):
         screen = screen_behind_launcher(os.environ)
@@ -70,13 +91,16 @@ class Terminal:
             )
             self._task = self._bar.add_task("", total=rounds, completed=row["round"] - 1, figures="")
             self._bar.start()
-            self._accuracy = None
-        self._accuracy = row.get("accuracy") or self._accuracy
+            self._score = ""
+        for name, (_, show, _) in SCORES.items():
+            if row.get(name) is not None:
+                self._score = f"{name} {show(row[name])}"
+                break
         parts = []
         if "loss" in row:
             parts.append(f"loss {row['loss']:.3f}")
-        if self._accuracy is not None:
-            parts.append(f"accuracy {self._accuracy:.3f}")
+        if self._score:
+            parts.append(self._score)
         parts.append(_epsilon_so_far(row))
         self._bar.update(self._task, completed=row["round"], figures="  ".join(parts))
         if row["round"] == rounds:
@@ -100,11 +124,8 @@ class Terminal:
 
 def closing_rows(summary: dict, statement: Statement) -> list[tuple[str, str, str]]:
     parties, rounds = summary["parties"], summary["rounds"]
-    untrained, alone = summary["accuracy_untrained"], summary["accuracy_local_only"]
-    rows = [
-        ("accuracy", _share(summary["accuracy"]), f"mean over {parties} parties, own head, own test data"),
-        ("  untrained extractor", _share(untrained), "nothing shared, heads trained as long"),
-        ("  local only", _share(alone), "each party alone, extractor and head"),
+    rows = [(label, show(summary[name]), said) for name, (label, show, said) in SCORES.items() if name in summary]
+    rows += [
         (
             "ε outside",
             _epsilon(statement.epsilon_outside),
@@ -143,10 +164,6 @@ def _epsilon_so_far(row: dict) -> str:
 
 def _epsilon(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
-
-
-def _share(value: float | None) -> str:
-    return "not measured" if value is None else f"{100 * value:.2f} %"
 
 
 def _size(count: float) -> str:

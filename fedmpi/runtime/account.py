@@ -63,7 +63,7 @@ class PrivacyAccount:
             parties=config.run.parties,
             metrics=config.privacy.metrics,
             colluding=config.aggregation.colluding,
-            denominator="fixed" if config.server.denominator == "expected" else "survivors",
+            denominator="survivors" if config.server.denominator == "survivors" else "fixed",
         )
 
     def noise_to_signal(self) -> float:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmpi.aggregation.choose import Aggregator
 from fedmpi.algorithm import Algorithm, load_method
 from fedmpi.config import Config, from_dict
 from fedmpi.data.store import PartitionSpec, Store, prepare
@@ -87,6 +88,12 @@ def thread_count(config: Config, environ) -> int:
     return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
 
 
+def aggregator(plan_: Plan, method: Algorithm, meter) -> Aggregator:
+    return Aggregator(
+        plan_.config, bytes.fromhex(plan_.session), method.dimension, getattr(method, "width", 0), meter=meter
+    )
+
+
 def public_identities(config: Config) -> dict[int, bytes] | None:
     """What the server checks signatures against, if the adversary is active."""
     if config.aggregation.adversary != "active":
@@ -104,5 +111,6 @@ def release(plan_: Plan, method: Algorithm) -> Release:
         multiplier=plan_.multiplier / (1 - config.privacy.noise_margin) ** 0.5,
         rounds=config.run.rounds,
         bits=config.aggregation.bits,
+        steps=1 << config.aggregation.precision if config.aggregation.precision else 0,
     )
     return Release.of(config, encoding, plan_.multiplier)

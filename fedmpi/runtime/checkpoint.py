@@ -45,9 +45,9 @@ def restore_parties(config: Config, algorithm: Algorithm, parties: tuple[int, ..
         algorithm.load_party_state(party, _load(_party_file(config, party, round)))
 
 
-def save_server(config: Config, round: int, theta: np.ndarray, ledger: np.ndarray, state: dict) -> None:
+def save_server(config: Config, round: int, arrays: dict[str, np.ndarray], state: dict) -> None:
     """The server's half, then `latest`; older checkpoints go."""
-    write_arrays(folder(config, round) / "server.npz", {"theta": theta, "ledger": ledger})
+    write_arrays(folder(config, round) / "server.npz", arrays)
     write_json(folder(config, round) / "server.json", state)
     write_text(config.out / "checkpoint" / "latest", f"{round}\n")
     for old in (config.out / "checkpoint").iterdir():
@@ -55,12 +55,14 @@ def save_server(config: Config, round: int, theta: np.ndarray, ledger: np.ndarra
             shutil.rmtree(old, ignore_errors=True)
 
 
-def load_server(config: Config, round: int) -> tuple[np.ndarray, np.ndarray, dict]:
+def load_server(config: Config, round: int) -> tuple[dict[str, np.ndarray], dict]:
     arrays = _load(folder(config, round) / "server.npz")
     path = folder(config, round) / "server.json"
     try:
-        return arrays["theta"], arrays["ledger"], json.loads(path.read_text())
-    except (OSError, ValueError, KeyError) as error:
+        if not {"theta", "ledger"} <= set(arrays):
+            raise ValueError("server.npz lacks theta or ledger")
+        return arrays, json.loads(path.read_text())
+    except (OSError, ValueError) as error:
         raise DataError(f"checkpoint {path} cannot be used ({error})") from None
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from fedmpi.aggregation.base import PartySession
-from fedmpi.aggregation.choose import Aggregator
-from fedmpi.algorithm import Algorithm, LocalUpdate
+from fedmpi.algorithm import Algorithm, LocalUpdate, RowAlgorithm
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, ProtocolError
-from fedmpi.runtime import build, checkpoint, dropout
+from fedmpi.runtime import build, checkpoint, dropout, rows
 from fedmpi.runtime.memory import proportional_set_size
+from fedmpi.runtime.release import Release
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.secagg.party import Identity
 from fedmpi.secagg.pki import read_identity, read_public
@@ -52,7 +52,7 @@ class PartyRound:
     """What a party holds while a round is under way."""
 
     model: Train
-    update: LocalUpdate
+    update: LocalUpdate | None  # None: it is in the session already
     session: PartySession | None = None  # None until its support is settled
 
 
@@ -68,14 +68,17 @@ class Client:
             self.identities = self._read_identities(pki)
             self.algorithm: Algorithm = build.algorithm(self.config)
             self.release = build.release(plan, self.algorithm)
-            self.aggregator = Aggregator(self.config, bytes.fromhex(plan.session), self.algorithm.dimension, self.meter)
+            self.aggregator = build.aggregator(plan, self.algorithm, self.meter)
+            self.algorithm.host(self.parties)
+            chosen = self.algorithm.clear_parties() if self.config.aggregation.aggregation == "hybrid" else ()
+            self.aggregator.clear |= set(chosen)
             self.costs: dict[tuple[int, str, str], float] = defaultdict(float)  # (party, phase, cost) -> CPU seconds
             self.turn = (NOBODY, "")  # whose protocol step is under way
             self.rounds: dict[int, PartyRound] = {}
             if plan.resume_round:
                 checkpoint.restore_parties(self.config, self.algorithm, self.parties, plan.resume_round)
         data = self.algorithm.data_fingerprint
-        endpoint.send(SERVER, Ready(dimension=self.algorithm.dimension, data=data, parties=self.parties))
+        endpoint.send(SERVER, Ready(0, NOBODY, self.algorithm.dimension, data, chosen, self.parties))
 
     def serve(self) -> int:
         handlers = {Train: self.train, Evaluate: self.evaluate, Checkpoint: self.keep}
@@ -95,17 +98,43 @@ class Client:
 
     def train(self, model: Train) -> None:
         self.rounds.clear()
+        if isinstance(self.algorithm, RowAlgorithm):
+            return self.train_rows(model)
         for party in model.parties:
             with self.watch("local work"):
                 update = self.algorithm.local_work(party, model.theta, model.round)
             self.rounds[party] = PartyRound(model, update)
-            if self.config.privacy.metrics == "party":
-                norm = float(np.linalg.norm(update.values.astype(np.float64)))
-                self.endpoint.send(SERVER, TrainReport(model.round, party, norm=norm, **update.figures))
+            norm = float(np.linalg.norm(update.values.astype(np.float64)))
+            figures = [update.figures[name] for name in self.algorithm.report_columns]
+            self.report(model, (party,), [[*figures, norm, norm > self.config.privacy.clip]])
             if self.config.aggregation.support == "union":
                 self.propose(party, model, update)
             else:
                 self.enter(party, self.algorithm.support_size(), update.values, update.support)
+
+    def train_rows(self, model: Train) -> None:
+        """All the rank's parties at once; each goes the way that it chose, with the rows that it touched."""
+        with self.watch("local work"):
+            updates = self.algorithm.row_updates(model.parties, model.theta, model.round)
+        with self.watch("encode"):
+            encoded, clipped = self.release.encode_rows(updates.values)
+            self.report(model, updates.parties, rows.report_rows(updates, clipped))
+        clear = np.array([party in self.aggregator.clear for party in updates.parties], bool)
+        late = np.array([self.plan.misses(model.round, party, "update") for party in updates.parties], bool)
+        with self.watch("encode"):
+            messages = rows.plain_messages(model.round, updates, encoded, clear & ~late, self.release.encoding)
+        for message in messages:
+            with self.watch("MPI"):
+                self.endpoint.send(SERVER, message)
+        hidden = [] if clear.all() else rows.dense_updates(updates, encoded, ~clear, self.release.encoding)
+        for party, values in hidden:
+            self.rounds[party] = PartyRound(model, None)
+            self.begin(party, self.release, values, None)
+
+    def report(self, model: Train, parties: tuple[int, ...], figures) -> None:
+        if self.config.privacy.metrics == "party":
+            alone = parties[0] if len(parties) == 1 else NOBODY
+            self.endpoint.send(SERVER, TrainReport(model.round, alone, parties, np.array(figures, np.float64)))
 
     def propose(self, party: int, model: Train, update: LocalUpdate) -> None:
         """Support `union`: name the coordinates, and wait for everybody's."""
@@ -117,11 +146,17 @@ class Client:
 
     def enter(self, party: int, dimension: int, values: np.ndarray, support: np.ndarray | None) -> None:
         """Clip, round, add the share of the noise, and start the aggregation with it."""
-        state = self.rounds[party]
-        model, release = state.model, self.release.over(dimension)
+        model, release = self.rounds[party].model, self.release.over(dimension)
         self.turn = (party, "encode")
         with self.meter("encode"):
             encoded, _ = release.encode(values, party, model.round, model.cohort)
+        self.begin(party, release, encoded, support)
+
+    def begin(self, party: int, release: Release, encoded: np.ndarray, support: np.ndarray | None) -> None:
+        state = self.rounds[party]
+        model = state.model
+        self.turn = (party, "encode")
+        with self.meter("encode"):
             state.session = self.aggregator.party(
                 model.round, party, model.hidden, release.encoding, encoded, support, self.identities.get(party)
             )
@@ -159,16 +194,14 @@ class Client:
     def evaluate(self, model: Evaluate) -> None:
         if self.config.privacy.metrics == "none":
             return
-        for party in model.parties:
-            if model.round == 0:
-                with self.watch("references"):
-                    alone = self.algorithm.references(party, model.theta)
-                report = EvalReport(0, party, alone.untrained_correct, alone.total, alone.local_correct)
-            else:
-                with self.watch("evaluation"):
-                    score = self.algorithm.evaluate(party, model.theta, model.round)
-                report = EvalReport(model.round, party, score.correct, score.total, loss=score.loss)
-            self.endpoint.send(SERVER, report)
+        if model.round == 0:
+            with self.watch("references"):
+                figures = self.algorithm.references_all(model.parties, model.theta)
+        else:
+            with self.watch("evaluation"):
+                figures = self.algorithm.evaluate_all(model.parties, model.theta, model.round)
+        alone = model.parties[0] if len(model.parties) == 1 else NOBODY
+        self.endpoint.send(SERVER, EvalReport(model.round, alone, model.parties, figures))
 
     def keep(self, message: Checkpoint) -> None:
         with self.watch("checkpoint"):

@@ -10,7 +10,7 @@ import numpy as np
 from fedmpi.aggregation.base import Answers, ServerSession, Sum
 from fedmpi.crypto.prg import KeyStream
 from fedmpi.errors import ProtocolError, TransportError, WireError
-from fedmpi.wire.messages import Message, SupportProposal, SupportUnion, TrainReport
+from fedmpi.wire.messages import Message, SupportProposal, SupportUnion, TrainReport, speakers
 from fedmpi.wire.support import decode_support, encode_support
 
 
@@ -31,7 +31,7 @@ class Gathering:
         self.server = server
         self.round = round
         self.cohort = cohort
-        self.reports: dict[int, TrainReport] = {}
+        self.reports: dict[int, np.ndarray] = {}  # a party's figures
         self.outcome = Outcome()
 
     def run(self) -> Outcome:
@@ -103,12 +103,12 @@ class Gathering:
                     answers = session.receive(message)
             except ProtocolError as error:
                 self.caught(message, error)
-                answers = session.drop(message.party, str(error))
+                answers = [answer for party in speakers(message) for answer in session.drop(party, str(error))]
             self.send(answers)
 
     def let_go_of_the_planned(self, session: ServerSession) -> None:
         """Who the dropout plan has vanish before this phase need not be waited for."""
-        clear = self.server.aggregator.clear_parties()
+        clear = self.server.aggregator.clear
         for party in session.waiting():
             if self.server.plan.misses(self.round, party, "update" if party in clear else session.phase_name):
                 self.outcome.dropouts["planned"] += 1
@@ -125,7 +125,7 @@ class Gathering:
             if message.round < self.round:
                 continue
             if isinstance(message, TrainReport):
-                self.reports[message.party] = message
+                self.reports.update(zip(message.parties, message.figures))
                 continue
             return message
 
@@ -139,7 +139,6 @@ class Gathering:
 
     def close(self, session: ServerSession) -> None:
         outcome = self.outcome
-        clip = self.server.config.privacy.clip
         outcome.complaints += [
             fault for fault in session.faults if not any(fault in line for line in outcome.complaints)
         ]
@@ -147,26 +146,22 @@ class Gathering:
         if result is None or not result.survivors:
             reason = session.reason or f"round {self.round}: no party's update arrived"
             outcome.dropouts["failed_rounds"] += 1
-            outcome.figures = _figures(self.reports, clip) | {"failed": reason}
+            outcome.figures = self.figures(self.reports) | {"failed": reason}
             outcome.complaints.append(f"{reason}; the model stays as it was")
         else:
             outcome.sum = result
             # Of the survivors only: whether a dropped party's report came in time is chance.
             reports = {party: self.reports[party] for party in outcome.sum.survivors if party in self.reports}
-            outcome.figures = _figures(reports, clip) | {"survivors": len(outcome.sum.survivors)}
+            outcome.figures = self.figures(reports) | {"survivors": len(outcome.sum.survivors)}
             if len(outcome.sum.total) == self.server.algorithm.dimension:
                 outcome.support = None
 
-
-def _figures(reports: dict[int, TrainReport], clip: float) -> dict:
-    """Means over the cohort, in party order so that they do not depend on arrival."""
-    if not reports:
-        return {}
-    ordered = [reports[party] for party in sorted(reports)]
-    return {
-        "loss": float(np.mean([report.loss for report in ordered])),
-        "head_loss": float(np.mean([report.head_loss for report in ordered])),
-        "penalty": float(np.mean([report.penalty for report in ordered])),
-        "update_norm": float(np.mean([report.norm for report in ordered])),
-        "clipped": float(np.mean([report.norm > clip for report in ordered])),
-    }
+    def figures(self, reports: dict[int, np.ndarray]) -> dict[str, float]:
+        """What the parties said of their work, in party order so that it does not depend on arrival."""
+        if not reports:
+            return {}
+        rows = np.array([reports[party] for party in sorted(reports)])
+        # The method's columns, then the engine's two.
+        norm, clipped = rows[:, -2].mean(), rows[:, -1].mean()
+        said = self.server.algorithm.summarise_training(rows[:, :-2])
+        return said | {"update_norm": float(norm), "clipped": float(clipped)}

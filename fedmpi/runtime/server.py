@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 
-from fedmpi.aggregation.choose import Aggregator
 from fedmpi.algorithm import Algorithm
 from fedmpi.errors import ProtocolError, TransportError
 from fedmpi.report.record import Record
@@ -30,6 +29,7 @@ from fedmpi.wire.messages import (
     Setup,
     Stop,
     Train,
+    speakers,
 )
 
 
@@ -49,19 +49,18 @@ class Server:
             self.algorithm: Algorithm = build.algorithm(self.config, device="cpu")
             self.release = build.release(plan, self.algorithm)
             self.privacy = PrivacyAccount(self.config, self.release)
-            self.aggregator = Aggregator(
-                self.config, bytes.fromhex(plan.session), self.algorithm.dimension, lambda cost: self.watch(cost)
-            )
+            self.aggregator = build.aggregator(plan, self.algorithm, lambda cost: self.watch(cost))
             self.plan = dropout.parse(self.config.aggregation.dropout, self.config.run.seed, self.config.run.parties)
             self.identities = build.public_identities(self.config)
             self.dropouts = collections.Counter()
             self.theta = self.algorithm.initial()
             self.last_round = plan.resume_round
-            self.references: dict[str, float | None] = {"accuracy_untrained": None, "accuracy_local_only": None}
-            self.accuracy: float | None = None
+            self.references: dict[str, float | None] = dict.fromkeys(self.algorithm.reference_scores)
+            self.scores: dict[str, float | None] = dict.fromkeys(self.algorithm.scores)
             if plan.resume_round:
                 self.restore(plan.resume_round)
             self.collect(self.placement.ranks(), Ready, self._check_ready)
+            self.aggregator.check()
         record.opening(self.release, self.privacy)
 
     # ---- the run ----
@@ -69,7 +68,8 @@ class Server:
     def run(self) -> dict:
         if self.last_round == 0:
             self.measure_references()
-        for round in range(self.last_round + 1, self.config.run.rounds + 1):
+        first = self.last_round + 1 if self.algorithm.shares else self.config.run.rounds
+        for round in range(first, self.config.run.rounds + 1):
             self.round(round)
         return self.finish()
 
@@ -77,20 +77,22 @@ class Server:
         started, row = time.monotonic(), {"round": round}
         cohort = schedule.cohort(self.config, round)
         row["cohort"] = len(cohort)
-        if self.large_enough(cohort):
+        if not self.algorithm.shares:
+            row["skipped"] = f"{self.config.run.method} shares nothing"
+        elif self.large_enough(cohort):
             self.send_model(Train, round, cohort)
             outcome = self.aggregate(round, cohort)
             row |= outcome.figures
             if outcome.sum is not None:
                 self.step(outcome)
-                self.privacy.spend(cohort, outcome.sum.survivors, outcome.coordinates, self.aggregator.clear_parties())
+                self.privacy.spend(cohort, outcome.sum.survivors, outcome.coordinates, self.aggregator.clear)
             self.dropouts += outcome.dropouts
             for line in outcome.complaints:
                 self.record.terminal.warn(line)
         else:
             row["skipped"] = f"cohort below min_cohort ({self.config.privacy.min_cohort})"
         if schedule.evaluation_due(self.config, round):
-            row["accuracy"] = self.evaluate(round)
+            row |= self.evaluate(round)
         row["seconds"] = time.monotonic() - started
         self.record.round(row, self.privacy.statement(quick=True))
         self.last_round = round
@@ -99,7 +101,7 @@ class Server:
 
     def large_enough(self, cohort: tuple[int, ...]) -> bool:
         """A sum over too few parties shows them, and so does one over too few that are not in the clear."""
-        least, hidden = self.config.privacy.min_cohort, len(set(cohort) - self.aggregator.clear_parties())
+        least, hidden = self.config.privacy.min_cohort, len(set(cohort) - self.aggregator.clear)
         return len(cohort) >= least and (hidden == 0 or hidden >= least)
 
     # ---- its steps ----
@@ -108,7 +110,7 @@ class Server:
         """theta to every rank that hosts one of `parties`, once per rank."""
         with self.watch("send model"):
             self.record.first_message()
-            hidden = len(set(parties) - self.aggregator.clear_parties())
+            hidden = len(set(parties) - self.aggregator.clear)
             for rank, hosted in self.placement.by_rank(parties).items():
                 alone = hosted[0] if len(hosted) == 1 else -1
                 self.endpoint.send(rank, kind(round, alone, hosted, len(parties), hidden, self.theta))
@@ -122,39 +124,42 @@ class Server:
     def step(self, outcome: Outcome) -> None:
         """theta + eta_g * sum / (qN): a fixed denominator, as the sensitivity assumes."""
         with self.watch("step"):
-            expected = schedule.expected_cohort(self.config)
-            by = expected if self.config.server.denominator == "expected" else len(outcome.sum.survivors)
-            mean = self.release.encoding.decode(outcome.sum.total) * (self.config.server.server_lr / by)
-            self.theta = self.algorithm.step(self.theta, mean, outcome.support)
+            settings = self.config.server
+            by = {
+                "expected": schedule.expected_cohort(self.config),
+                "survivors": len(outcome.sum.survivors),
+                "none": 1,
+            }[settings.denominator]
+            total = self.release.encoding.decode(outcome.sum.total)
+            self.theta = self.algorithm.step(self.theta, total, settings.server_lr / by, outcome.support)
 
-    def evaluate(self, round: int) -> float | None:
-        """Mean accuracy over all parties, each on its own test data; None where metrics stay home."""
+    def evaluate(self, round: int) -> dict[str, float | None]:
+        """The scores over all parties, each on its own test data; None where metrics stay home."""
         if self.config.privacy.metrics == "party":
-            reports = self.ask_everyone(round)
-            self.accuracy = float(np.mean([report.correct / report.total for report in reports]))
-        return self.accuracy
+            self.scores = self.algorithm.summarise(self.ask_everyone(round))
+        return self.scores
 
     def measure_references(self) -> None:
         """Round 0: what the parties reach without any sharing, for the closing table."""
-        if self.config.privacy.metrics == "party":
-            reports = self.ask_everyone(0)
-            self.references["accuracy_untrained"] = float(np.mean([r.correct / r.total for r in reports]))
-            if self.config.evaluation.local_epochs:
-                self.references["accuracy_local_only"] = float(np.mean([r.local_correct / r.total for r in reports]))
+        if self.config.privacy.metrics == "party" and self.algorithm.reference_scores:
+            self.references = self.algorithm.summarise_references(self.ask_everyone(0))
 
-    def ask_everyone(self, round: int) -> list[EvalReport]:
-        """Every party's report on the current model, in party order."""
+    def ask_everyone(self, round: int) -> np.ndarray:
+        """Every party's figures on the current model, in party order."""
         everyone = range(self.config.run.parties)
         self.send_model(Evaluate, round, everyone)
-        reports: dict[int, EvalReport] = {}
+        reports: dict[int, EvalReport] = {}  # by the rank's first party
 
         def take(message: Message) -> None:
             if isinstance(message, EvalReport) and message.round == round:
-                reports[message.party] = message  # anything else is late: the last words of a party that was dropped
+                reports[message.parties[0]] = message  # anything else is late: the last words of a dropped party
+
+        def missing() -> set[int]:
+            return set(everyone).difference(*(report.parties for report in reports.values()))
 
         with self.watch("evaluation" if round else "references"):
-            self.pump(take, lambda: len(reports) == len(everyone), lambda: set(everyone) - set(reports))
-        return [reports[party] for party in everyone]
+            self.pump(take, lambda: not missing(), missing)
+        return np.concatenate([reports[first].figures for first in sorted(reports)])
 
     def checkpoint(self, round: int) -> None:
         with self.watch("checkpoint"):
@@ -170,11 +175,15 @@ class Server:
                 "cpu": dict(self.watch.cpu),
                 "wall": dict(self.watch.wall),
             }
-            checkpoint.save_server(self.config, round, self.theta, self.endpoint.ledger.table(), state)
+            arrays = {"theta": self.theta, "ledger": self.endpoint.ledger.table()}
+            arrays |= {f"method.{name}": value for name, value in self.algorithm.server_state().items()}
+            checkpoint.save_server(self.config, round, arrays, state)
 
     def restore(self, round: int) -> None:
-        self.theta, ledger, state = checkpoint.load_server(self.config, round)
-        self.endpoint.ledger.merge(ledger)
+        arrays, state = checkpoint.load_server(self.config, round)
+        self.theta = arrays.pop("theta")
+        self.endpoint.ledger.merge(arrays.pop("ledger"))
+        self.algorithm.load_server_state({name.partition(".")[2]: value for name, value in arrays.items()})
         self.given = state["given"]
         self.dropouts.update(state["dropouts"])
         self.costs.update({(party, phase, cost): seconds for party, phase, cost, seconds in state["costs"]})
@@ -188,7 +197,7 @@ class Server:
             # The one under way may have reached the server too.
             for cohort in self.record.released_after(round):
                 everyone, coordinates = tuple(range(cohort)), self.release.encoding.dimension
-                self.privacy.spend(everyone, everyone, coordinates, self.aggregator.clear_parties())
+                self.privacy.spend(everyone, everyone, coordinates, self.aggregator.clear)
 
     def finish(self) -> dict:
         for rank in self.placement.ranks():
@@ -201,8 +210,7 @@ class Server:
         facts = {
             "task": self.algorithm.task,
             "ranks": self.endpoint.size,
-            "accuracy": self.accuracy,
-            **self.references,
+            "scores": self.scores | self.references,
             "data_crc32": f"{self.algorithm.data_fingerprint:08x}",
             "model_sha256": hashlib.sha256(np.ascontiguousarray(self.theta, "<f4").tobytes()).hexdigest(),
             "seconds": self.watch.as_dict(),
@@ -228,8 +236,10 @@ class Server:
             take(message)
 
     def check_host(self, source: int, message: Message) -> None:
-        if message.party >= 0 and message.party not in self.placement.parties_of(source):
-            raise ProtocolError(f"spoke through rank {source}, which does not host it", party=message.party)
+        hosted = self.placement.parties_of(source)
+        for party in speakers(message):
+            if not hosted[0] <= party <= hosted[-1]:  # blocks are contiguous
+                raise ProtocolError(f"spoke through rank {source}, which does not host it", party=party)
 
     def collect(self, ranks, kind: type[Message], take) -> None:
         """One message of `kind` from each rank."""
@@ -240,7 +250,7 @@ class Server:
             if arrived is None:
                 raise TransportError(f"no {kind.__name__} from ranks {sorted(missing)} (round_deadline)")
             source, message = arrived
-            if message.party >= 0:
+            if speakers(message):
                 continue  # late: the last words of a party that was dropped
             if not isinstance(message, kind) or source not in missing:
                 raise ProtocolError(f"rank {source} sent {type(message).__name__}, expected {kind.__name__}")
@@ -257,6 +267,10 @@ class Server:
             raise ProtocolError(
                 f"rank {source} prepared other data than rank 0; delete the prepared folder on its host"
             )
+        hosted = self.placement.parties_of(source)
+        if not set(message.clear) <= set(hosted):
+            raise ProtocolError(f"rank {source} chose for parties that it does not host")
+        self.aggregator.clear |= set(message.clear)
 
     def _take_account(self, source: int, message: Account) -> None:
         self.endpoint.ledger.merge(message.rows)

@@ -6,7 +6,7 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from fedmpi.aggregation.choose import Aggregator, parse_parties
+from fedmpi.aggregation.choose import Aggregator
 from fedmpi.algorithm import check_method
 from fedmpi.cli import resolve
 from fedmpi.config import Config
@@ -16,7 +16,6 @@ from fedmpi.report.record import Record, free_folder
 from fedmpi.report.terminal import Terminal, screen_behind_launcher
 from fedmpi.runtime import build, checkpoint, dropout
 from fedmpi.runtime.placement import Placement
-from fedmpi.secagg.encoding import Encoding
 from fedmpi.secagg.pki import read_public
 
 
@@ -44,31 +43,18 @@ def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | N
     check_method(config.run.method)
     placement = Placement(config.run.parties, ranks)
     dropout.parse(config.aggregation.dropout, config.run.seed, config.run.parties)
-    parse_parties(config)
+    if not (config.aggregation.aggregation == "hybrid" and config.aggregation.clear_rule):
+        Aggregator(config, b"", 1).check()  # where a rule decides, the server checks once the parties have chosen
     if config.aggregation.pki is not None:
         read_public(Path(config.aggregation.pki), config.run.parties)
     config = _choose_folder(config)
     resume_round = checkpoint.latest_round(config.out) if config.run.resume else 0
     build.open_store(config)
-    if config.privacy.sampling >= 1:
-        _check_protocol(config)
     privacy = config.privacy
     multiplier = calibrate(privacy.epsilon, privacy.delta, privacy.sampling, config.run.rounds, privacy.accountant)
     record = Record(config, transport, terminal or Terminal())
     record.open(resume_round)
     return Start(build.Plan(config, multiplier, secrets.token_hex(16), resume_round), placement, record)
-
-
-def _check_protocol(config: Config) -> None:
-    """Whether the whole cohort can run the protocol as configured: threshold, degree, adversary."""
-    aggregator = Aggregator(config, b"", 1)
-    hidden = config.run.parties - len(aggregator.clear_parties())
-    if 0 < hidden < config.privacy.min_cohort:
-        raise ConfigError(
-            f"clear_parties leaves {hidden} for secure aggregation, at least {config.privacy.min_cohort} are needed"
-        )
-    if hidden:
-        aggregator.rules(1, hidden, Encoding(1.0, 4, 8, 1))
 
 
 def _choose_folder(config: Config) -> Config:

@@ -33,6 +33,11 @@ class Encoding:
         """The largest L2 norm that an encoded update can have, in steps: rounding may lengthen a vector."""
         return rounded_norm_bound(self.steps, self.dimension)
 
+    @property
+    def own_bits(self) -> int:
+        """Width of one party's value without noise, which is all that a value in the clear needs."""
+        return min(self.bits, max(NARROWEST, 1 + math.ceil(math.log2(self.steps + 1))))
+
     def wrap(self, values: np.ndarray) -> np.ndarray:
         """Signed integers to Z_{2^b}."""
         return values.astype(np.int64).view(np.uint64) & self._mask
@@ -51,7 +56,9 @@ class Encoding:
         return np.uint64((1 << self.bits) - 1)
 
 
-def plan(*, clip: float, dimension: int, parties: int, multiplier: float, rounds: int, bits: int = 0) -> Encoding:
+def plan(
+    *, clip: float, dimension: int, parties: int, multiplier: float, rounds: int, bits: int = 0, steps: int = 0
+) -> Encoding:
     """The encoding of a run; ConfigError if the asked width could wrap.
 
     Without a given width, steps are the fewest powers of two for which rounding lengthens an update by less than 1 %:
@@ -63,7 +70,13 @@ def plan(*, clip: float, dimension: int, parties: int, multiplier: float, rounds
     def needed(steps: int) -> int:
         return needed_bits(steps, dimension, parties, multiplier, rounds)
 
-    if bits:
+    if steps:
+        if bits and needed(steps) > bits:
+            raise ConfigError(
+                f"bits = {bits}: {steps} steps in the clipping bound need {needed(steps)} for {parties} parties"
+            )
+        bits = bits or max(NARROWEST, needed(steps))
+    elif bits:
         fitting = [1 << power for power in range(2, 41) if needed(1 << power) <= bits]
         if not fitting:
             raise ConfigError(

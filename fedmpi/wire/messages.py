@@ -14,6 +14,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedmpi.errors import WireError
+from fedmpi.wire.bits import pack, pack_signed, packed_size, unpack, unpack_signed
 from fedmpi.wire.frame import FRAMING, NOBODY, Header, Reader, array_bytes
 
 COUNT = struct.Struct("<I")
@@ -86,21 +87,24 @@ class Ready(Message):
     LAYOUT = struct.Struct("<QI")
     dimension: int = 0  # length of the shared vector
     data: int = 0  # fingerprint of the prepared data
+    clear: tuple[int, ...] = ()  # hybrid: its parties that will share in the clear
     parties: tuple[int, ...] = ()  # known to the sender's ledger, not sent
 
     def buffers(self):
-        return [self.LAYOUT.pack(self.dimension, self.data)]
+        return [self.LAYOUT.pack(self.dimension, self.data), _parties(self.clear)]
 
     def shares(self):
-        return [(party, self.wire_size()) for party in self.parties]
+        chosen = set(self.clear)
+        return [(party, self.wire_size(int(party in chosen))) for party in self.parties]
 
     @staticmethod
-    def wire_size() -> int:
-        return Ready.LAYOUT.size
+    def wire_size(clear: int) -> int:
+        return Ready.LAYOUT.size + COUNT.size + 4 * clear
 
     @classmethod
     def parse(cls, header, reader):
-        return cls(header.round, header.party, *reader.fields(cls.LAYOUT))
+        dimension, data = reader.fields(cls.LAYOUT)
+        return cls(header.round, header.party, dimension, data, _read_parties(reader))
 
 
 # ---- A round ---------------------------------------------------------------------------------------------------------
@@ -201,27 +205,93 @@ class PlainInput(Message):
 
 
 @dataclass(frozen=True)
-class TrainReport(Message):
-    """A party's own figures of its local work. They leave unprotected: `metrics: none` keeps them home."""
+class PlainRows(Message):
+    """Encoded updates in the clear of some parties of one rank, where each touches some rows of a shared matrix.
 
-    TYPE = 5
-    PHASE = "report"
-    LAYOUT = struct.Struct("<4d")
-    head_loss: float = 0.0
-    loss: float = 0.0
-    norm: float = 0.0  # of the update before clipping
-    penalty: float = 0.0  # DSU (10): the dynamic adaptive norm term at the last step
+    The parties' contents stand side by side, nothing is added up: row numbers and values are one packed run each, party
+    after party, so that a server can take in ten million ratings without looking at parties one by one.
+    """
+
+    TYPE = 13
+    PHASE = "update"
+    WIDTHS = struct.Struct("<BBI")  # bits of a row number, bits of a value, values of a row
+    parties: tuple[int, ...] = ()
+    counts: np.ndarray = None  # rows of each party
+    rows: np.ndarray = None  # row numbers
+    values: np.ndarray = None  # (rows, width) signed integers
+    row_bits: int = 0
+    value_bits: int = 0
 
     def buffers(self):
-        return [self.LAYOUT.pack(self.head_loss, self.loss, self.norm, self.penalty)]
+        width = self.values.shape[1]
+        return [
+            _parties(self.parties),
+            self.WIDTHS.pack(self.row_bits, self.value_bits, width),
+            array_bytes(self.counts, "<u4"),
+            pack(self.rows, self.row_bits),
+            pack_signed(self.values.ravel(), self.value_bits),
+        ]
 
-    @staticmethod
-    def wire_size() -> int:
-        return TrainReport.LAYOUT.size
+    def shares(self):
+        width = self.values.shape[1]
+        return [
+            (party, self.wire_size(1, count, self.row_bits, self.value_bits, width))
+            for party, count in zip(self.parties, self.counts.tolist())
+        ]
+
+    @classmethod
+    def wire_size(cls, parties: int, rows: int, row_bits: int, value_bits: int, width: int) -> int:
+        packed = packed_size(rows, row_bits) + packed_size(rows * width, value_bits)
+        return COUNT.size + 8 * parties + cls.WIDTHS.size + packed
 
     @classmethod
     def parse(cls, header, reader):
-        return cls(header.round, header.party, *reader.fields(cls.LAYOUT))
+        parties = _read_parties(reader)
+        row_bits, value_bits, width = reader.fields(cls.WIDTHS)
+        counts = reader.array(len(parties), "<u4").astype(np.int64)
+        total = int(counts.sum())
+        if not (1 <= row_bits <= 32 and 2 <= value_bits <= 64 and width >= 1):
+            raise WireError(f"PlainRows: rows of {width} values, {row_bits} bits a row number and {value_bits} a value")
+        rows = unpack(reader.take(packed_size(total, row_bits)), total, row_bits).view(np.int64)
+        values = unpack_signed(reader.take(packed_size(total * width, value_bits)), total * width, value_bits)
+        return cls(
+            header.round, header.party, parties, counts, rows, values.reshape(total, width), row_bits, value_bits
+        )
+
+
+@dataclass(frozen=True)
+class _Report(Message):
+    """Figures of some parties of one rank, a row each, by columns that the method names."""
+
+    SHAPE = struct.Struct("<I")
+    parties: tuple[int, ...] = ()
+    figures: np.ndarray = None  # (parties, columns) float64
+
+    def buffers(self):
+        return [_parties(self.parties), self.SHAPE.pack(self.figures.shape[1]), array_bytes(self.figures, "<f8")]
+
+    def shares(self):
+        size = self.wire_size(1, self.figures.shape[1])
+        return [(party, size) for party in self.parties]
+
+    @classmethod
+    def wire_size(cls, parties: int, columns: int) -> int:
+        return COUNT.size + 4 * parties + cls.SHAPE.size + 8 * parties * columns
+
+    @classmethod
+    def parse(cls, header, reader):
+        parties = _read_parties(reader)
+        (columns,) = reader.fields(cls.SHAPE)
+        figures = reader.array(len(parties) * columns, "<f8").reshape(len(parties), columns)
+        return cls(header.round, header.party, parties, figures)
+
+
+@dataclass(frozen=True)
+class TrainReport(_Report):
+    """The parties' own figures of their local work. They leave unprotected: `metrics: none` keeps them home."""
+
+    TYPE = 5
+    PHASE = "report"
 
 
 # ---- Evaluation ------------------------------------------------------------------------------------------------------
@@ -236,27 +306,11 @@ class Evaluate(_Model):
 
 
 @dataclass(frozen=True)
-class EvalReport(Message):
-    """A party's test counts; in round 0 those of the references. Like TrainReport, a release that no epsilon covers."""
+class EvalReport(_Report):
+    """Test figures; in round 0 those of the references. Like TrainReport, a release that no epsilon covers."""
 
     TYPE = 7
     PHASE = "evaluation"
-    LAYOUT = struct.Struct("<IIId")
-    correct: int = 0
-    total: int = 0
-    local_correct: int = 0
-    loss: float = 0.0
-
-    def buffers(self):
-        return [self.LAYOUT.pack(self.correct, self.total, self.local_correct, self.loss)]
-
-    @staticmethod
-    def wire_size() -> int:
-        return EvalReport.LAYOUT.size
-
-    @classmethod
-    def parse(cls, header, reader):
-        return cls(header.round, header.party, *reader.fields(cls.LAYOUT))
 
 
 # ---- Between rounds, and the end --------------------------------------------------------------------------------------
@@ -363,8 +417,13 @@ def register(*kinds: type[Message]) -> None:
             raise ValueError(f"{kind.__name__}: type {kind.TYPE} is taken, or its phase {kind.PHASE!r} is unknown")
 
 
-register(Setup, Ready, Train, SupportProposal, SupportUnion, PlainInput, TrainReport, Evaluate, EvalReport)
+register(Setup, Ready, Train, SupportProposal, SupportUnion, PlainInput, PlainRows, TrainReport, Evaluate, EvalReport)
 register(Checkpoint, Stop, Account)
+
+
+def speakers(message: Message) -> tuple[int, ...]:
+    """The parties that a message from a client rank speaks for; none for one about the rank itself."""
+    return getattr(message, "parties", ()) or ((message.party,) if message.party >= 0 else ())
 
 
 def encode(message: Message) -> memoryview:

@@ -16,7 +16,7 @@ class Raises(Method):
 class ServerDies(Method):
     """The server's own half: it steps once per round."""
 
-    def step(self, theta, mean_update, support):
+    def step(self, theta, total, rate, support):
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -92,7 +92,7 @@ class ExtractorMethod(Algorithm):
         head, received = head.copy(), self.net.from_numpy(theta)
         self._tune_head(head, data, received, self._rng("untrained", party, 0), self.config.run.rounds + 1)
         untrained, _ = self._test(head, data)
-        alone = self._train_alone(party, data, received) if self.config.evaluation.local_epochs else 0
+        alone = self._train_alone(party, data, received) if self.config.evaluation.local_epochs else -1
         return References(untrained, alone, len(data.test_y))
 
     def _test(self, head: Head, data: PartyData) -> tuple[int, float]:
