@@ -40,9 +40,3 @@ class Method(Algorithm):
 
     def references(self, party, theta):
         return References(0, 0, 1)
-
-    def party_state(self, party):
-        return {}
-
-    def load_party_state(self, party, state):
-        pass

@@ -79,7 +79,7 @@ class Algorithm(ABC):
         """The device that this rank computes on; a method that uses no GPU stays on the CPU."""
         return "cpu"
 
-    def host(self, parties: tuple[int, ...]) -> None:
+    def host(self, parties: tuple[int, ...]) -> None:  # noqa: B027
         """A client rank says once, before its first round, whose data it holds."""
 
     def clear_parties(self) -> tuple[int, ...]:
@@ -153,16 +153,24 @@ class Algorithm(ABC):
         """What `step` keeps between rounds, for the server's checkpoint."""
         return {}
 
-    def load_server_state(self, state: dict[str, np.ndarray]) -> None:
+    def load_server_state(self, state: dict[str, np.ndarray]) -> None:  # noqa: B027
         """Put it back."""
 
-    @abstractmethod
     def party_state(self, party: int) -> dict[str, np.ndarray]:
-        """What the party keeps between rounds, for its checkpoint."""
+        """What the party keeps between rounds, for its checkpoint; the same names and shapes for every party."""
+        return {}
 
-    @abstractmethod
-    def load_party_state(self, party: int, state: dict[str, np.ndarray]) -> None:
+    def load_party_state(self, party: int, state: dict[str, np.ndarray]) -> None:  # noqa: B027
         """Put a checkpointed state back."""
+
+    def states(self, parties: tuple[int, ...]) -> dict[str, np.ndarray]:
+        """The states of these parties, stacked."""
+        each = [self.party_state(party) for party in parties]
+        return {name: np.stack([state[name] for state in each]) for name in each[0]}
+
+    def load_states(self, parties: tuple[int, ...], stacked: dict[str, np.ndarray]) -> None:
+        for index, party in enumerate(parties):
+            self.load_party_state(party, {name: values[index] for name, values in stacked.items()})
 
 
 class RowAlgorithm(Algorithm):

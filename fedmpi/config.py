@@ -75,7 +75,8 @@ class Data:
     """Whose data: the data set and how it is split over parties."""
 
     dataset: str = "digits"
-    """digits (embedded), cifar10, cifar100, emnist; none for a method that brings its own"""
+    """digits (embedded), cifar10, cifar100, emnist; generated (embedded ratings), ml-100k, ml-1m, ml-10m, lastfm; none for
+    a method that brings its own"""
     data_dir: str | None = None
     """folder with the data set in its official layout (default: download to the cache)"""
     cache_dir: str | None = None
@@ -127,6 +128,46 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Ratings:
+    """Rating methods, paper MMF: the shared item factors, and each party's own model."""
+
+    factors: Count = 20
+    """k, latent factors"""
+    item_bias: bool = True
+    """items have a shared bias beside their factors, and parties a private offset"""
+    party_solver: Literal["steps", "ridge", "posterior"] = "posterior"
+    """p_u by gradient steps as printed, MMF (7); exactly; or exactly and with its uncertainty in the gradients"""
+    party_steps: Count = 2
+    """party_solver steps: how many in a round"""
+    party_lr: Positive = 0.5
+    """party_solver steps: rate of a step over the party's mean gradient"""
+    party_reg: NonNegative = 0.9
+    """lambda of p_u; under posterior the variance of a rating's noise"""
+    item_reg: NonNegative = 60.0
+    """lambda of q_i; under steps a share of every rating's gradient as printed, MMF (6), otherwise once an item"""
+    bias_reg: NonNegative = 2.0
+    """lambda of an item's bias"""
+    factor_start: NonNegative = 0.1
+    """spread of q_i before round 1 (and of p_u, under steps)"""
+    factor_mean: float = 0.0
+    """mean of q_i before round 1 (and of p_u, under steps); raw ratings without biases want sqrt(3.5 / k)"""
+    min_raters: CountOrZero = 0
+    """items with fewer raters are not trained; above 1, round 1 only counts them"""
+    validation_fraction: Annotated[float, Range(least=0, most=0.9)] = 0.0
+    """share of the training ratings to evaluate on in place of the test ratings, for tuning"""
+    tag_components: Count = 20
+    """features of ml-10m and lastfm: principal components of the tags"""
+    items: Count = 300
+    """dataset generated: items"""
+    ratings: CountOrZero = 0
+    """dataset generated: ratings in all; 0: 60 a party"""
+    mask_reg: NonNegative = 40.0
+    """private model: ridge penalty of its weights"""
+    mask_offset_reg: NonNegative = 1.0
+    """private model: penalty of its constant term"""
+
+
+@dataclass(frozen=True)
 class Server:
     """What the server does with the sum."""
 
@@ -134,8 +175,10 @@ class Server:
     """eta_g, DSU algorithm 1 line 6"""
     denominator: Literal["expected", "survivors", "none"] = "expected"
     """divide the sum by qN, as the sensitivity assumes, by those who answered, or not at all (MMF algorithm 2)"""
-    optimizer: Literal["sgd", "adam"] = "sgd"
-    """rating methods: what the server does with the summed gradients"""
+    optimizer: Literal["sgd", "adam", "counted"] = "sgd"
+    """rating methods: plain steps, MMF algorithm 2; Adam; or steps over the number of raters, with momentum"""
+    momentum: Annotated[float, Range(least=0, most=0.99)] = 0.5
+    """optimizer counted"""
 
 
 @dataclass(frozen=True)
@@ -228,6 +271,7 @@ class Config:
     data: Data = field(default_factory=Data)
     model: Model = field(default_factory=Model)
     training: Training = field(default_factory=Training)
+    ratings: Ratings = field(default_factory=Ratings)
     server: Server = field(default_factory=Server)
     privacy: Privacy = field(default_factory=Privacy)
     aggregation: Aggregation = field(default_factory=Aggregation)
@@ -327,6 +371,8 @@ def _coerce(value, hint, where: str):
         if value is None:
             return None
         hint = typing.get_args(hint)[0]
+    if hint is bool and isinstance(value, bool):
+        return value
     if hint is str and isinstance(value, (str, int)) and not isinstance(value, bool):
         return str(value)
     if hint is int and isinstance(value, int) and not isinstance(value, bool):

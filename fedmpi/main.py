@@ -16,6 +16,9 @@ WRONG_INPUT, FAILED = 2, 1
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    # Before numpy is imported: its library would start a thread for every core on every rank, and products of small
+    # matrices would wait for each other. Torch is told apart, see --threads.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # A rank that dies before it reaches MPI leaves the others waiting inside MPI_Init, where nothing in Python can help.
     faulthandler.dump_traceback_later(float(os.environ.get("FEDMPI_START_SECONDS", 300)), exit=True)
     try:

@@ -11,19 +11,15 @@ usually take them. They are treated as public, like the model's architecture: no
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import secrets
-import shutil
-import threading
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fedmpi.data import catalog
+from fedmpi.data.folder import canonical, damaged, map_array, read_meta, write_array, write_meta, written_whole
 from fedmpi.data.images import ImageSet, one_line
 from fedmpi.data.plan import PartitionSpec, Plan, make_plan
 from fedmpi.errors import DataError
@@ -33,11 +29,6 @@ __all__ = ["PartitionSpec", "Shard", "Store", "prepare"]
 #: Part of every folder's name: a change of layout, or of the rule that picks samples, makes a new folder.
 FORMAT = 1
 
-_META = "meta.json"
-
-# numpy reads a header with ast.literal_eval, and Python 3.11's is not safe in several threads at once: it fails with
-# "AST constructor recursion depth mismatch". Ranks that are threads of one process open their files at the same time.
-_PARSING = threading.Lock()
 _DTYPES = {"train_x": np.uint8, "train_y": np.int64, "test_x": np.uint8, "test_y": np.int64}
 
 
@@ -68,7 +59,7 @@ class Store:
     @property
     def fingerprint(self) -> int:
         """CRC-32 over the checksums of all samples: equal on two hosts that prepared the same data."""
-        return zlib.crc32(_canonical(self.checksums))
+        return zlib.crc32(canonical(self.checksums))
 
     @property
     def parties(self) -> int:
@@ -78,7 +69,7 @@ class Store:
     def open(cls, path: str | os.PathLike[str]) -> Store:
         """Read meta.json and check the four headers; no sample is read."""
         folder = Path(path)
-        meta = _read_meta(folder)
+        meta = read_meta(folder, FORMAT)
         store = cls(
             path=folder,
             dataset=meta["spec"]["dataset"],
@@ -104,25 +95,16 @@ class Store:
         return self.train_offsets if stem.startswith("train") else self.test_offsets
 
     def _map(self, stem: str) -> np.ndarray:
-        file = self.path / f"{stem}.npy"
-        try:
-            with _PARSING:
-                array = np.lib.format.open_memmap(file, mode="r")
-        except Exception as error:
-            # numpy's header parser lets the exceptions of tokenizer, literal parser and mmap through
-            raise _damaged(file, one_line(error)) from error
         rows = self._offsets(stem)[-1]
         shape = (rows, *self.image_shape) if stem.endswith("x") else (rows,)
-        if array.shape != shape or array.dtype != _DTYPES[stem] or not array.flags.c_contiguous:
-            raise _damaged(file, f"{array.dtype} of shape {array.shape}, expected {_DTYPES[stem].__name__} of {shape}")
-        return array
+        return map_array(self.path / f"{stem}.npy", _DTYPES[stem], shape)
 
     def _slice(self, stem: str, party: int) -> np.ndarray:
         offsets = self._offsets(stem)
         # mapped anew for each shard: reading a map of a file that was cut short since `open` would kill the process
         rows = np.asarray(self._map(stem)[offsets[party] : offsets[party + 1]])
         if zlib.crc32(rows) != self.checksums[stem][party]:
-            raise _damaged(self.path / f"{stem}.npy", f"wrong checksum of the samples of party {party}")
+            raise damaged(self.path / f"{stem}.npy", f"wrong checksum of the samples of party {party}")
         return rows
 
 
@@ -132,7 +114,7 @@ def prepare(spec: PartitionSpec, root: str | os.PathLike[str]) -> Path:
     Any number of processes may call this at once: the first to finish puts its folder in place, the others use it.
     """
     try:
-        key = _canonical({"format": FORMAT, "spec": spec.canonical(), "source": spec.fingerprint()})
+        key = canonical({"format": FORMAT, "spec": spec.canonical(), "source": spec.fingerprint()})
         folder = Path(root).expanduser() / f"{spec.dataset}-{hashlib.sha256(key).hexdigest()[:12]}"
         if not folder.exists():
             data = catalog.get(spec.dataset).load(spec.data_dir)
@@ -144,10 +126,7 @@ def prepare(spec: PartitionSpec, root: str | os.PathLike[str]) -> Path:
 
 
 def _write(spec: PartitionSpec, data: ImageSet, plan: Plan, folder: Path) -> None:
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = folder.with_name(f"{folder.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
-    scratch.mkdir()
-    try:
+    with written_whole(folder) as scratch:
         mean, std = _channel_statistics(data.train_x[plan.public])
         own_test = data.test_x is not None
         arrays = {
@@ -168,36 +147,13 @@ def _write(spec: PartitionSpec, data: ImageSet, plan: Plan, folder: Path) -> Non
             "test_offsets": _offsets(plan.test),
             "checksums": {stem: _write_array(scratch / f"{stem}.npy", *what) for stem, what in arrays.items()},
         }
-        meta["crc32"] = zlib.crc32(_canonical(meta))
-        (scratch / _META).write_text(json.dumps(meta) + "\n", encoding="utf-8")
-        try:
-            scratch.rename(folder)
-        except OSError:
-            # another process was faster, and its folder holds the same; anything else is a real failure
-            if not (folder / _META).is_file():
-                raise
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+        write_meta(scratch, meta)
 
 
 def _write_array(file: Path, array: np.ndarray, parts: list[np.ndarray]) -> list[int]:
-    """Write the rows of each party in turn; give back the CRC-32 of each party's bytes.
-
-    Plain writes and not a writable map: a full disk must be an error, and through a map it is a fatal signal.
-    """
-    checksums = []
-    header = {
-        "descr": np.lib.format.dtype_to_descr(array.dtype),
-        "fortran_order": False,
-        "shape": (sum(len(part) for part in parts), *array.shape[1:]),
-    }
-    with open(file, "wb") as stream:
-        np.lib.format.write_array_header_1_0(stream, header)
-        for part in parts:
-            rows = array[part].tobytes()
-            stream.write(rows)
-            checksums.append(zlib.crc32(rows))
-    return checksums
+    """Write the rows of each party in turn; give back the CRC-32 of each party's bytes."""
+    shape = (sum(len(part) for part in parts), *array.shape[1:])
+    return write_array(file, array.dtype, shape, (array[part] for part in parts))
 
 
 def _channel_statistics(x: np.ndarray) -> tuple[list[float], list[float]]:
@@ -213,32 +169,6 @@ def _channel_statistics(x: np.ndarray) -> tuple[list[float], list[float]]:
         # a constant channel has nothing to scale
         stds.append(float(np.sqrt(share @ (values - mean) ** 2)) or 1.0)
     return means, stds
-
-
-def _read_meta(folder: Path) -> dict[str, Any]:
-    file = folder / _META
-    if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder of prepared data: prepare it first")
-    try:
-        meta = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(file, one_line(error)) from error
-    if not isinstance(meta, dict) or "format" not in meta:
-        raise _damaged(file, "not the description of prepared data")
-    if meta["format"] != FORMAT:
-        raise _damaged(file, f"format {meta['format']!r}, expected {FORMAT}")
-    # with its own checksum right, the fields are the ones that were written and need no check one by one
-    if meta.pop("crc32", None) != zlib.crc32(_canonical(meta)):
-        raise _damaged(file, "wrong checksum")
-    return meta
-
-
-def _damaged(file: Path, reason: str) -> DataError:
-    return DataError(f"{file} cannot be used ({reason}): delete the folder {file.parent} and prepare it again")
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _offsets(parts: list[np.ndarray]) -> list[int]:

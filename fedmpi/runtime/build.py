@@ -9,11 +9,13 @@ from pathlib import Path
 from fedmpi.aggregation.choose import Aggregator
 from fedmpi.algorithm import Algorithm, load_method
 from fedmpi.config import Config, from_dict
+from fedmpi.data.rating_store import RATING_SETS, RatingSpec, RatingStore, prepare_ratings
 from fedmpi.data.store import PartitionSpec, Store, prepare
 from fedmpi.errors import ConfigError, WireError
 from fedmpi.runtime.release import Release
 from fedmpi.secagg.encoding import plan
 from fedmpi.secagg.pki import read_public
+from fedmpi.transport.ledger import MOST_DETAIL
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,20 @@ class Plan:
             raise WireError(f"Setup: {error}") from None
 
 
-def partition_spec(config: Config) -> PartitionSpec:
-    data = config.data
+def data_spec(config: Config) -> PartitionSpec | RatingSpec:
+    data, ratings = config.data, config.ratings
+    if data.dataset in RATING_SETS:
+        return RatingSpec(
+            dataset=data.dataset,
+            data_dir=data.data_dir,
+            parties=config.run.parties,
+            test_fraction=data.test_fraction,
+            validation_fraction=ratings.validation_fraction,
+            seed=config.run.seed,
+            tag_components=ratings.tag_components,
+            items=ratings.items,
+            ratings=ratings.ratings,
+        )
     return PartitionSpec(
         dataset=data.dataset,
         parties=config.run.parties,
@@ -58,11 +72,14 @@ def cache_root(config: Config) -> Path:
     return Path(chosen) / "prepared"
 
 
-def open_store(config: Config) -> Store | None:
+def open_store(config: Config) -> Store | RatingStore | None:
     """The prepared data; on a host where it is not there yet, it is made. None for a method that needs none."""
     if config.data.dataset == "none":
         return None
-    return Store.open(prepare(partition_spec(config), cache_root(config)))
+    spec, root = data_spec(config), cache_root(config)
+    if isinstance(spec, RatingSpec):
+        return RatingStore.open(prepare_ratings(spec, root))
+    return Store.open(prepare(spec, root))
 
 
 def algorithm(config: Config, device: str | None = None) -> Algorithm:
@@ -76,7 +93,10 @@ def algorithm(config: Config, device: str | None = None) -> Algorithm:
         raise ConfigError(
             f"support = {config.aggregation.support}: method {config.run.method} takes {', '.join(method.supports)}"
         )
-    return method(config, open_store(config), device or method.pick_device(config.machine.device, threads))
+    store = open_store(config)
+    if store is not None and not isinstance(store, Store if method.task == "classification" else RatingStore):
+        raise ConfigError(f"dataset = {config.data.dataset}: not for method {config.run.method}, a {method.task} method")
+    return method(config, store, device or method.pick_device(config.machine.device, threads))
 
 
 def thread_count(config: Config, environ) -> int:
@@ -92,6 +112,11 @@ def aggregator(plan_: Plan, method: Algorithm, meter) -> Aggregator:
     return Aggregator(
         plan_.config, bytes.fromhex(plan_.session), method.dimension, getattr(method, "width", 0), meter=meter
     )
+
+
+def detailed_ledger(config: Config) -> bool:
+    """Whether the run is small enough for a ledger row of every party in every round."""
+    return config.run.parties * config.run.rounds <= MOST_DETAIL
 
 
 def public_identities(config: Config) -> dict[int, bytes] | None:

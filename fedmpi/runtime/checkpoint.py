@@ -2,7 +2,7 @@
 
     OUT/checkpoint/latest            the round that is complete on every rank
     OUT/checkpoint/<round>/server.npz, server.json
-    OUT/checkpoint/<round>/party-00007.npz
+    OUT/checkpoint/<round>/parties-00000-00006.npz     a rank's parties; any rank can read its own from several of these
 
 `latest` is written last, so a run that is killed while it saves goes on from the checkpoint before. No key and no noise is
 ever kept: under `entropy: os` a repeated round draws fresh noise, and the accountant counts both.
@@ -36,13 +36,28 @@ def latest_round(out: Path) -> int:
 
 
 def save_parties(config: Config, algorithm: Algorithm, parties: tuple[int, ...], round: int) -> None:
-    for party in parties:
-        write_arrays(_party_file(config, party, round), algorithm.party_state(party))
+    path = folder(config, round) / f"parties-{parties[0]:05d}-{parties[-1]:05d}.npz"
+    write_arrays(path, {"parties": np.array(parties)} | algorithm.states(parties))
 
 
 def restore_parties(config: Config, algorithm: Algorithm, parties: tuple[int, ...], round: int) -> None:
-    for party in parties:
-        algorithm.load_party_state(party, _load(_party_file(config, party, round)))
+    """From whichever files hold them: a resumed run may place its parties on other ranks."""
+    _forget_others(config, round)  # what an interrupted save left must not mix with a later one of the same round
+    missing = set(parties)
+    for path in sorted(folder(config, round).glob("parties-*.npz")):
+        first, last = (int(number) for number in path.stem.split("-")[1:])
+        if first <= parties[-1] and last >= parties[0]:
+            arrays = _load(path)
+            try:
+                held = arrays.pop("parties")
+                at = np.flatnonzero(np.isin(held, parties))
+                chosen = tuple(held[at].tolist())
+                algorithm.load_states(chosen, {name: values[at] for name, values in arrays.items()})
+            except (KeyError, IndexError, ValueError, TypeError) as error:
+                raise DataError(f"checkpoint {path} cannot be used ({type(error).__name__}: {error})") from None
+            missing -= set(chosen)
+    if missing:
+        raise DataError(f"checkpoint {folder(config, round)} has no state of party {min(missing)}")
 
 
 def save_server(config: Config, round: int, arrays: dict[str, np.ndarray], state: dict) -> None:
@@ -50,9 +65,7 @@ def save_server(config: Config, round: int, arrays: dict[str, np.ndarray], state
     write_arrays(folder(config, round) / "server.npz", arrays)
     write_json(folder(config, round) / "server.json", state)
     write_text(config.out / "checkpoint" / "latest", f"{round}\n")
-    for old in (config.out / "checkpoint").iterdir():
-        if old.is_dir() and old.name != str(round):
-            shutil.rmtree(old, ignore_errors=True)
+    _forget_others(config, round)
 
 
 def load_server(config: Config, round: int) -> tuple[dict[str, np.ndarray], dict]:
@@ -66,8 +79,10 @@ def load_server(config: Config, round: int) -> tuple[dict[str, np.ndarray], dict
         raise DataError(f"checkpoint {path} cannot be used ({error})") from None
 
 
-def _party_file(config: Config, party: int, round: int) -> Path:
-    return folder(config, round) / f"party-{party:05d}.npz"
+def _forget_others(config: Config, round: int) -> None:
+    for old in (config.out / "checkpoint").iterdir():
+        if old.is_dir() and old.name != str(round):
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:

@@ -63,6 +63,7 @@ class Client:
         with self.watch("setup"):
             plan = build.Plan.from_text(setup.config)
             self.config: Config = plan.config
+            endpoint.ledger.detailed = build.detailed_ledger(self.config)
             self.parties = setup.parties
             self.plan = dropout.parse(self.config.aggregation.dropout, self.config.run.seed, self.config.run.parties)
             self.identities = self._read_identities(pki)

@@ -40,6 +40,7 @@ class Server:
         self.placement = placement
         self.record = record
         self.watch = Stopwatch()
+        endpoint.ledger.detailed = build.detailed_ledger(self.config)
         self.given = 0  # bytes that the other ranks gave to the transport
         self.pss: dict[int, int] = {}
         self.costs: dict[tuple[int, str, str], float] = collections.defaultdict(float)

@@ -51,7 +51,7 @@ class Endpoint(ABC):
         rows = self.ledger.rows_after(draft, rank)
         size = Account.wire_size(rows, len(draft.buffers()[-1]))
         self.ledger.record(draft, rank, size)
-        closed, self.ledger = self.ledger, Ledger(self.rank)
+        closed, self.ledger = self.ledger, Ledger(self.rank, self.ledger.detailed)
         given, self.bytes_given = self.bytes_given + FRAMING + size, 0
         self._dispatch(rank, Account(bytes_given=given, rows=closed.table(), facts=facts))
         self.bytes_given = 0  # its own bytes are in the account already

@@ -2,6 +2,9 @@
 
 `wire` is what was given to the transport: once per rank where several parties share a download. `logical` is what each
 party would have moved on a link of its own, so it does not depend on placement. Both are split into payload and framing.
+
+A row is kept for each party and round. A run of many parties and rounds would drown in them: above `MOST_DETAIL` a message
+that serves several parties is one row, party -1, with their logical bytes added up. The totals are the same.
 """
 
 import csv
@@ -19,11 +22,16 @@ COUNTS = ("messages", "wire_payload", "wire_framing", "logical_payload", "logica
 DIRECTIONS = ("down", "up")
 
 
+# Parties times rounds of a run whose every party has its own rows; each is about a hundred bytes a message and phase.
+MOST_DETAIL = 500_000
+
+
 class Ledger:
     """Counts of one rank's outgoing messages; rank 0 merges the others' at the end."""
 
-    def __init__(self, rank: int):
+    def __init__(self, rank: int, detailed: bool = True):
         self.rank = rank
+        self.detailed = detailed
         self._rows: dict[tuple, list[int]] = defaultdict(lambda: [0] * len(COUNTS))
 
     def record(self, message: Message, peer: int, payload: int) -> None:
@@ -33,8 +41,11 @@ class Ledger:
         shares = list(message.shares())
         single = shares[0][0] if len(shares) == 1 else NOBODY
         self._add((*key, single), 1, payload, FRAMING, 0, 0)
-        for party, size in shares:
-            self._add((*key, party), 0, 0, 0, size, FRAMING)
+        if self.detailed:
+            for party, size in shares:
+                self._add((*key, party), 0, 0, 0, size, FRAMING)
+        else:
+            self._add((*key, single), 0, 0, 0, sum(size for _, size in shares), FRAMING * len(shares))
 
     def table(self) -> np.ndarray:
         """All rows, keys then counts, as int64, in a fixed order."""
@@ -43,7 +54,7 @@ class Ledger:
 
     def rows_after(self, message: Message, peer: int) -> int:
         """How many rows the table will have once `message` is recorded: Account carries its own row."""
-        later = Ledger(self.rank)
+        later = Ledger(self.rank, self.detailed)
         later.record(message, peer, 0)
         return len(set(self._rows) | set(later._rows))
 

@@ -1,0 +1,106 @@
+"""What every folder of prepared data has in common: whole or absent, described by meta.json, nothing damaged served.
+
+A folder is written beside its place and renamed into it. meta.json carries its own checksum; arrays are .npy files
+that are mapped, with their checksums kept by whoever writes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmpi.data.images import one_line
+from fedmpi.errors import DataError
+
+META = "meta.json"
+
+# numpy reads a header with ast.literal_eval, and Python 3.11's is not safe in several threads at once: it fails with
+# "AST constructor recursion depth mismatch". Ranks that are threads of one process open their files at the same time.
+_PARSING = threading.Lock()
+
+
+def canonical(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def damaged(file: Path, reason: str) -> DataError:
+    return DataError(f"{file} cannot be used ({reason}): delete the folder {file.parent} and prepare it again")
+
+
+@contextlib.contextmanager
+def written_whole(folder: Path) -> Iterator[Path]:
+    """A scratch folder that takes the place of `folder` when the block ends, and vanishes if it fails."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = folder.with_name(f"{folder.name}.tmp-{os.getpid()}-{secrets.token_hex(4)}")
+    scratch.mkdir()
+    try:
+        yield scratch
+        try:
+            scratch.rename(folder)
+        except OSError:
+            # another process was faster, and its folder holds the same; anything else is a real failure
+            if not (folder / META).is_file():
+                raise
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def write_array(file: Path, dtype: np.dtype, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> list[int]:
+    """Write the blocks one after the other; give back the CRC-32 of each.
+
+    Plain writes and not a writable map: a full disk must be an error, and through a map it is a fatal signal.
+    """
+    checksums = []
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(dtype)), "fortran_order": False, "shape": shape}
+    with open(file, "wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+        for block in blocks:
+            rows = block.tobytes()
+            stream.write(rows)
+            checksums.append(zlib.crc32(rows))
+    return checksums
+
+
+def map_array(file: Path, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
+    try:
+        with _PARSING:
+            array = np.lib.format.open_memmap(file, mode="r")
+    except Exception as error:
+        # numpy's header parser lets the exceptions of tokenizer, literal parser and mmap through
+        raise damaged(file, one_line(error)) from error
+    if array.shape != shape or array.dtype != dtype or not array.flags.c_contiguous:
+        raise damaged(file, f"{array.dtype} of shape {array.shape}, expected {dtype.__name__} of {shape}")
+    return array
+
+
+def write_meta(folder: Path, meta: dict[str, Any]) -> None:
+    sealed = meta | {"crc32": zlib.crc32(canonical(meta))}
+    (folder / META).write_text(json.dumps(sealed) + "\n", encoding="utf-8")
+
+
+def read_meta(folder: Path, version: int) -> dict[str, Any]:
+    file = folder / META
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder of prepared data: prepare it first")
+    try:
+        meta = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise damaged(file, one_line(error)) from error
+    if not isinstance(meta, dict) or "format" not in meta:
+        raise damaged(file, "not the description of prepared data")
+    if meta["format"] != version:
+        raise damaged(file, f"format {meta['format']!r}, expected {version}")
+    # with its own checksum right, the fields are the ones that were written and need no check one by one
+    if meta.pop("crc32", None) != zlib.crc32(canonical(meta)):
+        raise damaged(file, "wrong checksum")
+    return meta

@@ -1,0 +1,95 @@
+"""What every rating method has in common: its data, its scores, its private models."""
+
+from functools import cached_property
+
+import numpy as np
+
+from fedmpi.algorithm import RowAlgorithm
+from fedmpi.config import Config
+from fedmpi.data.rating_store import RatingBlock, RatingStore
+from fedmpi.errors import ConfigError
+from fedmpi.privacy.words import SeededWords
+
+
+class RatingMethod(RowAlgorithm):
+    """Every user is a party. A rank holds the ratings of a block of them, flat, party after party."""
+
+    task = "recommendation"
+    scores = ("rmse", "mae")
+    reference_scores = ("rmse_party_mean",)
+    report_columns = ("squared_error", "ratings")
+
+    def __init__(self, config: Config, store: RatingStore, device: str = "cpu"):
+        if config.privacy.epsilon != float("inf"):
+            raise ConfigError(
+                f"epsilon = {config.privacy.epsilon:g}: {config.run.method} adds no noise and promises no epsilon; take inf"
+            )
+        self.config = config
+        self.store = store
+        self.seed = config.run.seed
+        self.block: RatingBlock | None = None
+
+    @property
+    def data_fingerprint(self) -> int:
+        return self.store.fingerprint
+
+    def host(self, parties: tuple[int, ...]) -> None:
+        self.block = self.store.block(parties[0], parties[-1] + 1)
+
+    # ---- the hosted parties' ratings ----
+
+    @cached_property
+    def train_users(self) -> np.ndarray:
+        return np.repeat(np.arange(self.block.parties), np.diff(self.block.train_offsets))
+
+    @cached_property
+    def test_users(self) -> np.ndarray:
+        return np.repeat(np.arange(self.block.parties), np.diff(self.block.test_offsets))
+
+    def local(self, parties: tuple[int, ...]) -> np.ndarray:
+        """Indices of parties within the block."""
+        return np.asarray(parties) - self.block.first
+
+    # ---- scores ----
+
+    def predictions(self, theta: np.ndarray) -> np.ndarray:
+        """What the parties predict for their test ratings, by theta and what they hold themselves."""
+        raise NotImplementedError
+
+    def evaluate_all(self, parties, theta, round):
+        return self._errors(self.predictions(theta))[self.local(parties)]
+
+    def references_all(self, parties, theta):
+        means = np.add.reduceat(self.block.train_values.astype(np.float64), self.block.train_offsets[:-1])
+        means /= np.diff(self.block.train_offsets)
+        return self._errors(means[self.test_users])[self.local(parties)]
+
+    def _errors(self, predicted: np.ndarray) -> np.ndarray:
+        """Per party: squared errors, absolute errors, number of test ratings."""
+        scale = self.store.scale
+        error = np.clip(predicted, scale.lowest, scale.highest) - self.block.test_values
+        size = self.block.parties
+        columns = (np.square(error), np.abs(error), np.ones(len(error)))
+        return np.stack([np.bincount(self.test_users, weights, size) for weights in columns], axis=1)
+
+    def summarise(self, rows):
+        squared, absolute, number = rows[:, :3].sum(axis=0)
+        return {"rmse": float(np.sqrt(squared / number)), "mae": float(absolute / number)}
+
+    def summarise_references(self, rows):
+        found = {"rmse_party_mean": self.summarise(rows)["rmse"]}
+        return found if self.store.optimum_rmse is None else found | {"rmse_optimum": self.store.optimum_rmse}
+
+    def summarise_training(self, rows):
+        squared, number = rows.sum(axis=0)
+        return {"train_rmse": float(np.sqrt(squared / number))}
+
+    def training_figures(self, errors: np.ndarray) -> np.ndarray:
+        size = self.block.parties
+        return np.stack(
+            [np.bincount(self.train_users, weights, size) for weights in (np.square(errors), np.ones(len(errors)))],
+            axis=1,
+        )
+
+    def rng(self, purpose: str, party: int = 0, round: int = 0) -> np.random.Generator:
+        return SeededWords(self.seed, purpose, party, round).generator()

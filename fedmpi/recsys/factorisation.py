@@ -1,0 +1,134 @@
+"""Federated matrix factorisation over the parties' ratings, or over what a mask leaves of them. MMF algorithm 2."""
+
+import numpy as np
+
+from fedmpi.algorithm import RowUpdates
+from fedmpi.errors import ConfigError
+from fedmpi.recsys.base import RatingMethod
+from fedmpi.recsys.factors import Parties, Rule, predict
+from fedmpi.recsys.layout import Layout
+from fedmpi.recsys.steps import Adam, Counted, Sgd
+
+
+class Factorisation(RatingMethod):
+    def __init__(self, config, store, device="cpu"):
+        super().__init__(config, store, device)
+        settings, server = config.ratings, config.server
+        if server.denominator != "none":
+            raise ConfigError(f"denominator = {server.denominator}: {config.run.method} adds gradients up; take none")
+        counted = server.optimizer == "counted" or settings.min_raters > 1
+        self.layout = Layout(store.num_items, settings.factors, counted, settings.item_bias)
+        self.width = self.layout.width
+        self.rule = Rule(
+            settings.party_solver,
+            settings.party_reg,
+            settings.item_reg,
+            settings.party_steps,
+            settings.party_lr,
+            settings.item_bias,
+        )
+        self.start = (
+            (store.scale.lowest + store.scale.highest) / 2 + store.scale.step / 2 if settings.item_bias else 0.0
+        )
+        self.optimizer = {
+            "sgd": lambda: Sgd(server.server_lr),
+            "adam": lambda: Adam(server.server_lr),
+            "counted": lambda: Counted(server.server_lr, server.momentum, settings.item_reg),
+        }[server.optimizer]()
+
+    @property
+    def dimension(self) -> int:
+        return self.layout.dimension
+
+    def initial(self) -> np.ndarray:
+        layout, settings = self.layout, self.config.ratings
+        rows = np.zeros((layout.items, layout.width))
+        layout.bias(rows)[:] = self.start if self.unmasked else 0.0
+        drawn = self.rng("initial").standard_normal((layout.items, layout.factors))
+        layout.q(rows)[:] = settings.factor_mean + settings.factor_start * drawn
+        return rows.astype(np.float32).reshape(-1)
+
+    # ---- what a mask changes ----
+
+    unmasked = True
+
+    def fit_private_models(self) -> None:
+        """Before the first round: MMF algorithm 2, lines 4 to 8. Sets `masked` and `test_mask`."""
+        self.masked = self.block.train_values.astype(np.float64)
+        self.test_mask = np.zeros(len(self.block.test_values))
+
+    # ---- the round ----
+
+    def host(self, parties):
+        super().host(parties)
+        self.fit_private_models()
+        start = np.zeros((self.block.parties, self.layout.factors))
+        if self.rule.solver == "steps":
+            settings = self.config.ratings
+            for index, party in enumerate(parties):
+                drawn = self.rng("factors", party).standard_normal(self.layout.factors)
+                start[index] = settings.factor_mean + settings.factor_start * drawn
+        self.parties = Parties(self.layout, self.rule, self.block.train_offsets, self.block.train_items, start)
+
+    def row_updates(self, parties, theta, round):
+        rows = self.layout.rows(theta)
+        before = self.parties.z
+        values, errors = self.parties.gradients(rows, self.masked)
+        self._hold_back(rows, values)
+        figures, counts, items = (
+            self.training_figures(errors),
+            np.diff(self.block.train_offsets),
+            self.block.train_items,
+        )
+        if len(parties) < self.block.parties:
+            local = self.local(parties)
+            away = np.setdiff1d(np.arange(self.block.parties), local)
+            self.parties.z[away] = before[away]  # who was not asked did nothing
+            chosen = np.isin(self.train_users, local)
+            figures, counts, items, values = figures[local], counts[local], items[chosen], values[chosen]
+        return RowUpdates(parties, counts, items.astype(np.int64), values, figures)
+
+    def _hold_back(self, rows: np.ndarray, values: np.ndarray) -> None:
+        """min_raters: the sum over few raters shows them, so they send their count and no gradient. Before the first count,
+        in round 1, nobody sends any."""
+        least = self.config.ratings.min_raters
+        if least > 1:
+            few = self.layout.counts(rows) < least
+            values[few[self.block.train_items], 1:] = 0.0
+
+    def step(self, theta, total, rate, support):
+        layout, settings = self.layout, self.config.ratings
+        rows = layout.rows(theta).astype(np.float64)
+        summed = total.reshape(rows.shape)
+        counts = layout.counts(summed) if layout.counted else None
+        census = settings.min_raters > 1 and not layout.counts(rows).any()
+        if not census:
+            gradient = summed[:, layout.counted :].copy()
+            if self.rule.solver != "steps":  # there the regularisation is in what the parties send
+                gradient[:, -layout.factors :] += settings.item_reg * layout.q(rows)
+                if layout.biased:
+                    gradient[:, 0] += settings.bias_reg * (layout.bias(rows) - (self.start if self.unmasked else 0.0))
+            rows[:, layout.counted :] = self.optimizer.step(rows[:, layout.counted :], gradient, counts)
+        if layout.counted:
+            rows[:, 0] = counts
+        return rows.astype(np.float32).reshape(-1)
+
+    def predictions(self, theta):
+        rows = self.layout.rows(theta)
+        # The exact factors for the model at hand; as printed, the ones that the last round left.
+        z = self.parties.z if self.rule.solver == "steps" else self.parties.solve(rows, self.masked)
+        return predict(self.layout, rows, z, self.test_users, self.block.test_items) + self.test_mask
+
+    # ---- state ----
+
+    def states(self, parties):
+        return {"factors": self.parties.z[self.local(parties)]}
+
+    def load_states(self, parties, stacked):
+        self.parties.z[self.local(parties)] = stacked["factors"]
+
+    def server_state(self):
+        return self.optimizer.state()
+
+    def load_server_state(self, state):
+        self.optimizer.load(state)
