@@ -70,6 +70,7 @@ class Algorithm(ABC):
     task: str
     supports: tuple[str, ...] = ("dense",)  # the values of --support that make sense for it
     shares: bool = True  # False: nothing is sent; the run is one evaluation
+    chooses_clear: bool = False  # whether `clear_parties` follows --clear-rule
     scores: tuple[str, ...] = ("accuracy",)  # what `summarise` gives, as summary.json names it
     reference_scores: tuple[str, ...] = ("accuracy_untrained", "accuracy_local_only")
     report_columns: tuple[str, ...] = ("loss", "head_loss", "penalty")  # LocalUpdate.figures, in this order

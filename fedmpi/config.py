@@ -165,6 +165,14 @@ class Ratings:
     """private model: ridge penalty of its weights"""
     mask_offset_reg: NonNegative = 1.0
     """private model: penalty of its constant term"""
+    mask_rank: Count = 4
+    """private or shared factorisation machine: rank of its pairs"""
+    mask_hidden: Count = 8
+    """private or shared neural network: hidden units"""
+    mask_epochs: Count = 100
+    """private factorisation machine or neural network: passes over the party's ratings"""
+    mask_lr: Positive = 0.02
+    """private factorisation machine or neural network: Adam's rate"""
 
 
 @dataclass(frozen=True)
@@ -355,8 +363,10 @@ def _check_aggregation(config: Config) -> None:
             raise ConfigError("adversary = active: needs --pki FILE; make one with python -m fedmpi.secagg.pki")
         if settings.aggregation == "plain":
             raise ConfigError("adversary = active: means nothing under plain aggregation")
-    if settings.clear_parties and settings.aggregation != "hybrid":
-        raise ConfigError(f"clear_parties = {settings.clear_parties}: only with aggregation hybrid")
+    for name in ("clear_parties", "clear_rule"):
+        value = getattr(settings, name)
+        if value and settings.aggregation != "hybrid":
+            raise ConfigError(f"{name} = {value}: only with aggregation hybrid")
 
 
 def _coerce(value, hint, where: str):

@@ -25,7 +25,7 @@ ALLOWED = {
 }
 THIRD_PARTY = {
     "mpi4py": {"transport/mpi.py"},
-    "torch": {"vision", "data/images.py", "recsys/nn.py"},
+    "torch": {"vision", "data/images.py"},
     "Crypto": {"crypto"},
     "cryptography": {"crypto"},
 }

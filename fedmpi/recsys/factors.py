@@ -47,7 +47,7 @@ class Parties:
         work = _Work(self, rows, ratings)
         z = self.z.copy()
         for bucket in self.buckets:
-            z[bucket.members] = work.factors(bucket)[0]
+            z[bucket.members] = work.factors(bucket, *work.gather(bucket))[0]
         return z
 
     def gradients(self, rows: np.ndarray, ratings: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -57,9 +57,10 @@ class Parties:
         errors = np.empty(len(self.items) - 1)
         self.z = self.z.copy()
         for bucket in self.buckets:
-            z, covariance = work.factors(bucket)
+            w, y = work.gather(bucket)
+            z, covariance = work.factors(bucket, w, y)
             self.z[bucket.members] = z
-            eta, error = work.eta(bucket, z, covariance)
+            eta, error = work.eta(bucket, w, y, z, covariance)
             bucket.put(values, eta)
             bucket.put(errors, error)
         return values, errors
@@ -94,11 +95,13 @@ class _Work:
             self.variance = self.rule.party_reg / (layout.counts(rows) + self.rule.item_reg)
             self.variance[-1] = 0.0
 
-    def factors(self, bucket: Bucket) -> tuple[np.ndarray, np.ndarray | None]:
-        """([a_u, p_u] of the bucket's parties, their covariance if that is asked for)"""
+    def gather(self, bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
+        """((B, L, k + 1) rows w_i of the parties' items, (B, L) ratings less the items' biases)"""
         items = bucket.take(self.items)
-        w = self.w[items]
-        y = bucket.take(self.ratings) - self.bias[items]
+        return self.w[items], bucket.take(self.ratings) - self.bias[items]
+
+    def factors(self, bucket: Bucket, w: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+        """([a_u, p_u] of the bucket's parties, their covariance if that is asked for)"""
         if self.rule.solver == "steps":
             return self._stepped(bucket, w, y), None
         gram = np.matmul(w.transpose(0, 2, 1), w)
@@ -107,7 +110,7 @@ class _Work:
         right = np.matmul(w.transpose(0, 2, 1), y[:, :, None])
         if self.variance is None:
             return np.linalg.solve(gram, right)[:, :, 0], None
-        gram[:, diagonal[1:], diagonal[1:]] += self.variance[items].sum(axis=1)[:, None]
+        gram[:, diagonal[1:], diagonal[1:]] += self.variance[bucket.take(self.items)].sum(axis=1)[:, None]
         inverse = np.linalg.inv(gram)
         return np.matmul(inverse, right)[:, :, 0], self.rule.party_reg * inverse
 
@@ -124,23 +127,25 @@ class _Work:
             )
         return z
 
-    def eta(self, bucket: Bucket, z: np.ndarray, covariance: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def eta(
+        self, bucket: Bucket, w: np.ndarray, y: np.ndarray, z: np.ndarray, covariance: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """MMF (6) for every rating: ((B, L, width) rows to send, (B, L) errors)"""
-        layout = self.layout
-        items = bucket.take(self.items)
-        w = self.w[items]
-        error = bucket.take(self.ratings) - self.bias[items] - np.matmul(w, z[:, :, None])[:, :, 0]
-        eta = np.empty((*items.shape, layout.width))
+        layout, first = self.layout, self.layout.width - self.layout.factors
+        error = y - np.matmul(w, z[:, :, None])[:, :, 0]
+        eta = np.empty((*y.shape, layout.width), np.float32)
+        if covariance is None:
+            eta[:, :, first:] = -error[:, :, None] * z[:, None, 1:]
+        else:
+            spread = np.matmul(w, np.ascontiguousarray(covariance[:, :, 1:]))
+            spread -= error[:, :, None] * z[:, None, 1:]
+            eta[:, :, first:] = spread
         if layout.counted:
             eta[:, :, 0] = 1.0
-        q = eta[:, :, layout.width - layout.factors :]
-        np.multiply(-error[:, :, None], z[:, None, 1:], out=q)
-        if self.rule.solver == "steps":
-            q += self.rule.item_reg * w[:, :, 1:]
-        elif covariance is not None:
-            q += np.matmul(w, covariance)[:, :, 1:]
         if layout.biased:
-            eta[:, :, layout.width - layout.factors - 1] = -error
-            if self.rule.solver == "steps":
-                eta[:, :, layout.width - layout.factors - 1] += self.rule.item_reg * self.bias[items]
+            eta[:, :, first - 1] = -error
+        if self.rule.solver == "steps":
+            eta[:, :, first:] += self.rule.item_reg * w[:, :, 1:]
+            if layout.biased:
+                eta[:, :, first - 1] += self.rule.item_reg * self.bias[bucket.take(self.items)]
         return eta, error

@@ -9,9 +9,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from fedmpi.privacy.statement import Statement
+from fedmpi.report.savings import PROTOCOL_COSTS
 
 WIDTH = 110
-PROTOCOL_COSTS = ("encode", "DH", "Shamir split", "AEAD", "PRG", "MPI", "Shamir combine")
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun")
 
 
@@ -148,12 +148,30 @@ def closing_rows(summary: dict, statement: Statement) -> list[tuple[str, str, st
                 else ""
             )
             rows.append((f"time  {phase}", f"{seconds['cpu']:.2f} s", f"CPU over all ranks{each}{waited}"))
+    if "hybrid" in summary:
+        rows += _hybrid_rows(summary["hybrid"], summary["task"])
     dropouts = summary["dropouts"]
     rows += [
         ("dropouts", f"{dropouts['planned']} + {dropouts['real']}", "planned + real"),
         ("memory", _size(summary["memory_pss"]), f"PSS over {summary['ranks']} ranks"),
         ("model", summary["model_sha256"][:16], "first digits of model_sha256"),
     ]
+    return rows
+
+
+def _hybrid_rows(hybrid: dict, task: str) -> list[tuple[str, str, str]]:
+    shown = "the items they rated and their masked ratings" if task == "recommendation" else "their updates"
+    rows = [
+        (
+            "hybrid",
+            f"{hybrid['clear']} + {hybrid['hidden']}",
+            f"in the clear + hidden; rank 0 sees {shown} of the clear",
+        )
+    ]
+    if hybrid["bytes_saved_up"] is not None:
+        saved = f"{_size(hybrid['bytes_saved_up'])} up, {_size(hybrid['bytes_saved_down'])} down"
+        said = f"and {hybrid['cpu_seconds_saved']:.1f} s of CPU, at what a hidden party cost in this run"
+        rows.append(("  saved", saved, said))
     return rows
 
 

@@ -93,9 +93,15 @@ def algorithm(config: Config, device: str | None = None) -> Algorithm:
         raise ConfigError(
             f"support = {config.aggregation.support}: method {config.run.method} takes {', '.join(method.supports)}"
         )
+    if config.aggregation.clear_rule and not method.chooses_clear:
+        raise ConfigError(
+            f"clear_rule = {config.aggregation.clear_rule}: method {config.run.method} has no mask to judge; list --clear-parties"
+        )
     store = open_store(config)
     if store is not None and not isinstance(store, Store if method.task == "classification" else RatingStore):
-        raise ConfigError(f"dataset = {config.data.dataset}: not for method {config.run.method}, a {method.task} method")
+        raise ConfigError(
+            f"dataset = {config.data.dataset}: not for method {config.run.method}, a {method.task} method"
+        )
     return method(config, store, device or method.pick_device(config.machine.device, threads))
 
 

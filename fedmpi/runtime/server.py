@@ -12,6 +12,7 @@ import numpy as np
 from fedmpi.algorithm import Algorithm
 from fedmpi.errors import ProtocolError, TransportError
 from fedmpi.report.record import Record
+from fedmpi.report.savings import hybrid_savings
 from fedmpi.runtime import build, checkpoint, dropout, schedule
 from fedmpi.runtime.account import PrivacyAccount
 from fedmpi.runtime.gather import Gathering, Outcome
@@ -218,6 +219,10 @@ class Server:
             "memory_pss": sum(self.pss.values()) + proportional_set_size(),
             "dropouts": {kind: self.dropouts[kind] for kind in ("planned", "real", "caught", "failed_rounds")},
         }
+        if self.config.aggregation.aggregation == "hybrid":
+            facts["hybrid"] = hybrid_savings(
+                self.endpoint.ledger, self.watch.cpu, len(self.aggregator.clear), self.config.run.parties
+            )
         return self.record.closing(facts, self.privacy, self.endpoint.ledger, self.costs)
 
     # ---- waiting ----

@@ -1,0 +1,83 @@
+"""Federated context models: one model of a rating from item attributes and user profile, the same for all parties."""
+
+import numpy as np
+
+from fedmpi.algorithm import RowUpdates
+from fedmpi.recsys.base import RatingMethod
+from fedmpi.recsys.buckets import Bucket, buckets, padded
+from fedmpi.recsys.models import make
+from fedmpi.recsys.private import item_features, user_features
+from fedmpi.recsys.steps import Adam, Sgd
+
+
+class Context(RatingMethod):
+    """The shared vector is one row, the model's parameters; each party sends the gradient of its summed squared error."""
+
+    kind: str
+    supports = ("own", "dense")
+
+    def __init__(self, config, store, device="cpu"):
+        super().__init__(config, store, device)
+        settings, server = config.ratings, config.server
+        self.item_x = padded(item_features(store))
+        features = self.item_x.shape[1] + len(store.user_feature_names)
+        self.model = make(self.kind, features, settings.mask_rank, settings.mask_hidden)
+        self.width = self.model.size
+        self.centre = (store.scale.lowest + store.scale.highest + store.scale.step) / 2
+        self.optimizer = Adam(server.server_lr) if server.optimizer == "adam" else Sgd(server.server_lr)
+
+    @property
+    def dimension(self) -> int:
+        return self.model.size
+
+    def initial(self):
+        return self.model.start(self.rng("initial")).astype(np.float32)
+
+    def host(self, parties):
+        super().host(parties)
+        self.user_x = user_features(self.block.user_features, self.store.user_feature_names)
+        self.train = buckets(self.block.train_offsets)
+        self.train_items = padded(self.block.train_items.astype(np.int64), len(self.item_x) - 1)
+        self.wanted = padded(self.block.train_values.astype(np.float64) - self.centre)
+
+    def _features(self, bucket: Bucket, items: np.ndarray) -> np.ndarray:
+        of_items = self.item_x[bucket.take(items)]
+        of_users = np.broadcast_to(self.user_x[bucket.members][:, None, :], (*of_items.shape[:2], self.user_x.shape[1]))
+        return np.concatenate((of_items, of_users), axis=2)
+
+    def row_updates(self, parties, theta, round):
+        errors, gradients = np.empty(len(self.wanted) - 1), np.empty((self.block.parties, self.model.size))
+        for bucket in self.train:
+            x = self._features(bucket, self.train_items)
+            shared = np.tile(theta.astype(np.float64), (len(x), 1))
+            error = np.where(bucket.valid, self.model.predict(shared, x) - bucket.take(self.wanted), 0.0)
+            gradients[bucket.members] = self.model.gradient(shared, x, error)
+            bucket.put(errors, error)
+        local = self.local(parties)
+        # A party's mean gradient: within a bound that does not depend on how much it rated. Adam does not mind the scale.
+        values = (gradients / np.diff(self.block.train_offsets)[:, None]).astype(np.float32)[local]
+        figures = self.training_figures(errors)[local]
+        return RowUpdates(parties, np.ones(len(local), np.int64), np.zeros(len(local), np.int64), values, figures)
+
+    def step(self, theta, total, rate, support):
+        return self.optimizer.step(theta.astype(np.float64), total, None).astype(np.float32)
+
+    def predictions(self, theta):
+        out = np.empty(len(self.block.test_items))
+        items = padded(self.block.test_items.astype(np.int64), len(self.item_x) - 1)
+        for bucket in buckets(self.block.test_offsets):
+            x = self._features(bucket, items)
+            bucket.put(out, self.centre + self.model.predict(np.tile(theta.astype(np.float64), (len(x), 1)), x))
+        return out
+
+    def states(self, parties):
+        return {}
+
+    def load_states(self, parties, stacked):
+        pass
+
+    def server_state(self):
+        return self.optimizer.state()
+
+    def load_server_state(self, state):
+        self.optimizer.load(state)

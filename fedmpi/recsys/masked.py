@@ -1,0 +1,84 @@
+"""FedMMF: matrix factorisation on what each party's private model leaves of its ratings. MMF algorithm 2, (11) and (12)."""
+
+import numpy as np
+
+from fedmpi.recsys.base import RatingMethod
+from fedmpi.recsys.factorisation import Factorisation
+from fedmpi.recsys.models import make
+from fedmpi.recsys.private import Fit, Predictions, fit_all, item_features
+from fedmpi.recsys.rule import ClearRule
+
+
+class PrivateModels:
+    """Fitting and scoring private models, for the methods that have them."""
+
+    kind: str  # lr, fm, nn
+    reference_scores = ("rmse_private_model", "rmse_party_mean")
+
+    def fit(self: RatingMethod) -> Predictions:
+        settings, scale = self.config.ratings, self.store.scale
+        x = item_features(self.store)
+        model = make(self.kind, x.shape[1], settings.mask_rank, settings.mask_hidden)
+        rule = Fit(
+            settings.mask_offset_reg,
+            settings.mask_reg,
+            (scale.lowest + scale.highest + scale.step) / 2,
+            settings.mask_epochs,
+            settings.mask_lr,
+        )
+        return fit_all(model, self.block, x, rule, self.rng("private model"))
+
+    def references_all(self, parties, theta):
+        alone = self._errors(self.private.test)[self.local(parties)]
+        return np.concatenate((super().references_all(parties, theta), alone), axis=1)
+
+    def summarise_references(self, rows):
+        return {"rmse_private_model": self.summarise(rows[:, 3:])["rmse"]} | super().summarise_references(rows)
+
+
+class Masked(PrivateModels, Factorisation):
+    unmasked = False
+    chooses_clear = True
+
+    def __init__(self, config, store, device="cpu"):
+        super().__init__(config, store, device)
+        self.clear_rule = ClearRule.parse(config.aggregation.clear_rule)
+
+    def fit_private_models(self):
+        self.private = self.fit()
+        self.masked = self.block.train_values - self.private.train
+        self.test_mask = self.private.test
+
+    def clear_parties(self):
+        if not self.clear_rule.most:
+            return ()
+        chosen = self.clear_rule.holds(self.block.train_offsets, self.masked, self.block.train_values, self.store.scale)
+        return tuple((np.flatnonzero(chosen) + self.block.first).tolist())
+
+
+class Alone(PrivateModels, RatingMethod):
+    """A private model for each party and nothing else: what the mask is worth by itself."""
+
+    shares = False
+    reference_scores = ("rmse_party_mean",)
+    width = 1
+    dimension = 1
+
+    def initial(self):
+        return np.zeros(1, np.float32)
+
+    def host(self, parties):
+        super().host(parties)
+        self.private = self.fit()
+
+    def predictions(self, theta):
+        return self.private.test
+
+    def references_all(self, parties, theta):
+        return RatingMethod.references_all(self, parties, theta)
+
+    def summarise_references(self, rows):
+        return RatingMethod.summarise_references(self, rows)
+
+    def row_updates(self, parties, theta, round):
+        raise NotImplementedError("a method that shares nothing is not asked for updates")
