@@ -37,8 +37,7 @@ def resolve(argv: list[str]) -> Config:
         base = _read(Path(resume) / "config.yaml", base)
     if preset is not None or resume is None:
         preset = preset or base.run.preset
-        base = from_dict(_preset(preset), base, f"preset {preset}")
-        base = from_dict({"run": {"preset": preset}}, base, "--preset")
+        base = _with_preset(base, preset, _take_option(argv, "--method")[0])
     saved = base
     if file is not None:
         base = _read(Path(file), base)
@@ -60,6 +59,15 @@ def _refuse_changes(saved: Config, config: Config) -> None:
                 raise ConfigError(
                     f"resume: {name} was {before[name]} and cannot become {value}; start a new run for it"
                 )
+
+
+def _with_preset(base: Config, name: str, method: str | None) -> Config:
+    """The preset's settings, then what it says under `methods` for the method that is run."""
+    settings = _preset(name)
+    by_method = settings.pop("methods", {})
+    base = from_dict(settings, base, f"preset {name}")
+    base = from_dict(by_method.get(method or base.run.method, {}), base, f"preset {name}")
+    return from_dict({"run": {"preset": name}}, base, "--preset")
 
 
 def _preset(name: str) -> dict:

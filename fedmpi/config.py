@@ -143,6 +143,8 @@ class Ratings:
     """party_solver steps: rate of a step over the party's mean gradient"""
     party_reg: NonNegative = 0.9
     """lambda of p_u; under posterior the variance of a rating's noise"""
+    offset_reg: NonNegative = 1.0
+    """lambda of a party's offset"""
     item_reg: NonNegative = 60.0
     """lambda of q_i; under steps a share of every rating's gradient as printed, MMF (6), otherwise once an item"""
     bias_reg: NonNegative = 2.0
@@ -161,18 +163,22 @@ class Ratings:
     """dataset generated: items"""
     ratings: CountOrZero = 0
     """dataset generated: ratings in all; 0: 60 a party"""
-    mask_reg: NonNegative = 40.0
-    """private model: ridge penalty of its weights"""
-    mask_offset_reg: NonNegative = 1.0
+    mask_reg: NonNegative = 20.0
+    """private model: penalty of the weights of item attributes, or of hidden units; small ones hide ratings better"""
+    mask_offset_reg: NonNegative = 10.0
     """private model: penalty of its constant term"""
+    mask_inner_reg: NonNegative = 15.0
+    """private model: penalty of the pairs of a factorisation machine, or of a hidden layer's distance from its start"""
     mask_rank: Count = 4
     """private or shared factorisation machine: rank of its pairs"""
-    mask_hidden: Count = 8
+    mask_hidden: Count = 16
     """private or shared neural network: hidden units"""
-    mask_epochs: Count = 100
+    mask_epochs: Count = 30
     """private factorisation machine or neural network: passes over the party's ratings"""
-    mask_lr: Positive = 0.02
+    mask_lr: Positive = 0.03
     """private factorisation machine or neural network: Adam's rate"""
+    item_prior: bool = False
+    """the server pulls item factors and biases to what public item attributes predict of them, not to zero; not in the paper"""
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def example(solver, *, counted=True, biased=True, seed=0, parties=5, items=12, k
     theta = rng.normal(size=(items, layout.width)).astype(np.float32)
     if counted:
         theta[:, 0] = rng.integers(0, 20, items)
-    rule = Rule(solver, 0.7, 4.0, 2, 0.3, biased)
+    rule = Rule(solver, 0.7, 0.7, 4.0, 2, 0.3, biased)
     start = rng.normal(size=(parties, k))
     return Parties(layout, rule, offsets, chosen, start), theta, ratings, start
 
@@ -224,7 +224,7 @@ def test_a_private_linear_model_is_the_partys_own_ridge_solution(make):
     method = hosted(make())
     block, rng = method.block, np.random.default_rng(0)
     x = rng.normal(size=(method.store.num_items, 4))
-    found = fit_all(Linear(4), block, x, Fit(2.0, 5.0, 3.5, 1, 0.1), rng)
+    found = fit_all(Linear(4), block, x, Fit(2.0, 5.0, 1.0, 3.5, 1, 0.1), rng)
     for u in (0, 5, 11):
         own = slice(block.train_offsets[u], block.train_offsets[u + 1])
         ones = np.column_stack((np.ones(own.stop - own.start), x[block.train_items[own]]))
@@ -243,7 +243,7 @@ def test_descent_lowers_a_private_models_error(model, make):
 
     def error(epochs):
         rng = np.random.default_rng(1)
-        predicted = fit_all(model, method.block, x, Fit(1.0, 0.1, 3.5, epochs, 0.05), rng).train
+        predicted = fit_all(model, method.block, x, Fit(1.0, 0.1, 0.1, 3.5, epochs, 0.05), rng).train
         return np.mean((predicted - method.block.train_values) ** 2)
 
     assert error(60) < 0.8 * error(1)

@@ -6,7 +6,7 @@ from fedmpi.algorithm import RowUpdates
 from fedmpi.recsys.base import RatingMethod
 from fedmpi.recsys.buckets import Bucket, buckets, padded
 from fedmpi.recsys.models import make
-from fedmpi.recsys.private import item_features, user_features
+from fedmpi.recsys.private import item_features
 from fedmpi.recsys.steps import Adam, Sgd
 
 
@@ -35,7 +35,7 @@ class Context(RatingMethod):
 
     def host(self, parties):
         super().host(parties)
-        self.user_x = user_features(self.block.user_features, self.store.user_feature_names)
+        self.user_x = self.block.user_features.astype(np.float64)
         self.train = buckets(self.block.train_offsets)
         self.train_items = padded(self.block.train_items.astype(np.int64), len(self.item_x) - 1)
         self.wanted = padded(self.block.train_values.astype(np.float64) - self.centre)

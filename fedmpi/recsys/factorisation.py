@@ -7,7 +7,11 @@ from fedmpi.errors import ConfigError
 from fedmpi.recsys.base import RatingMethod
 from fedmpi.recsys.factors import Parties, Rule, predict
 from fedmpi.recsys.layout import Layout
+from fedmpi.recsys.private import item_features
 from fedmpi.recsys.steps import Adam, Counted, Sgd
+
+# Steps before the attributes are listened to: by then the factors say something that can be regressed.
+PRIOR_FROM = 4
 
 
 class Factorisation(RatingMethod):
@@ -22,6 +26,7 @@ class Factorisation(RatingMethod):
         self.rule = Rule(
             settings.party_solver,
             settings.party_reg,
+            settings.offset_reg,
             settings.item_reg,
             settings.party_steps,
             settings.party_lr,
@@ -30,6 +35,7 @@ class Factorisation(RatingMethod):
         self.start = (
             (store.scale.lowest + store.scale.highest) / 2 + store.scale.step / 2 if settings.item_bias else 0.0
         )
+        self.steps_done = 0
         self.optimizer = {
             "sgd": lambda: Sgd(server.server_lr),
             "adam": lambda: Adam(server.server_lr),
@@ -105,13 +111,29 @@ class Factorisation(RatingMethod):
         if not census:
             gradient = summed[:, layout.counted :].copy()
             if self.rule.solver != "steps":  # there the regularisation is in what the parties send
-                gradient[:, -layout.factors :] += settings.item_reg * layout.q(rows)
+                q, b = self.pulled_to(rows, counts)
+                gradient[:, -layout.factors :] += settings.item_reg * (layout.q(rows) - q)
                 if layout.biased:
-                    gradient[:, 0] += settings.bias_reg * (layout.bias(rows) - (self.start if self.unmasked else 0.0))
+                    gradient[:, 0] += settings.bias_reg * (layout.bias(rows) - b)
             rows[:, layout.counted :] = self.optimizer.step(rows[:, layout.counted :], gradient, counts)
         if layout.counted:
             rows[:, 0] = counts
         return rows.astype(np.float32).reshape(-1)
+
+    def pulled_to(self, rows: np.ndarray, counts: np.ndarray | None) -> tuple[np.ndarray | float, np.ndarray | float]:
+        """(q, b) that regularisation pulls to: nothing and the middle of the scale; or, with `item_prior`, what the
+        server's ridge regression on public attributes and on the number of raters predicts of the item."""
+        nothing = self.start if self.unmasked else 0.0
+        self.steps_done += 1
+        if not self.config.ratings.item_prior or counts is None or self.steps_done <= PRIOR_FROM:
+            return 0.0, nothing
+        log = np.log1p(counts)
+        log = (log - log.mean()) / max(log.std(), 1e-9)
+        x = np.column_stack((np.ones(len(log)), item_features(self.store), log, np.square(log) - 1))
+        settings = self.config.ratings
+        q = _smooth(x[:, 1:], counts / (counts + settings.item_reg), self.layout.q(rows))
+        b = _smooth(x, counts / (counts + settings.bias_reg), self.layout.bias(rows)[:, None])[:, 0]
+        return q, b
 
     def predictions(self, theta):
         rows = self.layout.rows(theta)
@@ -128,7 +150,14 @@ class Factorisation(RatingMethod):
         self.parties.z[self.local(parties)] = stacked["factors"]
 
     def server_state(self):
-        return self.optimizer.state()
+        return self.optimizer.state() | {"steps_done": np.array(self.steps_done)}
 
     def load_server_state(self, state):
-        self.optimizer.load(state)
+        self.steps_done = int(state["steps_done"])
+        self.optimizer.load({name: values for name, values in state.items() if name != "steps_done"})
+
+
+def _smooth(x: np.ndarray, weights: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """What a weighted ridge regression of `values` on x predicts."""
+    weighted = x * weights[:, None]
+    return x @ np.linalg.solve(weighted.T @ x + np.eye(x.shape[1]), weighted.T @ values)

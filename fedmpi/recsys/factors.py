@@ -25,6 +25,7 @@ class Rule:
 
     solver: str  # steps, ridge, posterior
     party_reg: float  # lambda of p_u; under posterior the noise variance sigma^2
+    offset_reg: float  # lambda of a_u
     item_reg: float  # lambda of q_i
     steps: int
     rate: float  # of a step, over the party's number of ratings
@@ -90,6 +91,8 @@ class _Work:
         self.w = np.concatenate((ones, layout.q(rows)), axis=1)
         self.bias = layout.bias(rows)
         self.ratings = padded(ratings.astype(np.float64))
+        self.penalties = np.full(self.w.shape[1], self.rule.party_reg)
+        self.penalties[0] = self.rule.offset_reg if self.rule.offset else 1.0  # any: without an offset it meets zeros
         self.variance = None
         if self.rule.solver == "posterior":
             self.variance = self.rule.party_reg / (layout.counts(rows) + self.rule.item_reg)
@@ -106,7 +109,7 @@ class _Work:
             return self._stepped(bucket, w, y), None
         gram = np.matmul(w.transpose(0, 2, 1), w)
         diagonal = np.arange(w.shape[2])
-        gram[:, diagonal, diagonal] += self.rule.party_reg
+        gram[:, diagonal, diagonal] += self.penalties
         right = np.matmul(w.transpose(0, 2, 1), y[:, :, None])
         if self.variance is None:
             return np.linalg.solve(gram, right)[:, :, 0], None

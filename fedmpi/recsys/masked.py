@@ -22,6 +22,7 @@ class PrivateModels:
         rule = Fit(
             settings.mask_offset_reg,
             settings.mask_reg,
+            settings.mask_inner_reg,
             (scale.lowest + scale.highest + scale.step) / 2,
             settings.mask_epochs,
             settings.mask_lr,

@@ -32,10 +32,6 @@ class Model(ABC):
     def gradient(self, parameters: np.ndarray, x: np.ndarray, slope: np.ndarray) -> np.ndarray:
         """(B, P): the derivative of sum(slope * predict), slope being (B, L) and zero where there is no rating."""
 
-    def penalties(self, offset: float, weights: float) -> np.ndarray:
-        """(P,) ridge penalties: the constant term has its own."""
-        return np.concatenate(([offset], np.full(self.size - 1, weights)))
-
 
 class Linear(Model):
     """c + w . x"""
@@ -104,21 +100,18 @@ class Network(Model):
         outer = 0.1 * rng.standard_normal(self.hidden)
         return np.concatenate((np.zeros(1), outer, np.zeros(self.hidden), inner))
 
-    def _split(self, parameters):
-        h = self.hidden
-        outer, shift, inner = parameters[:, 1 : 1 + h], parameters[:, 1 + h : 1 + 2 * h], parameters[:, 1 + 2 * h :]
-        return parameters[:, :1], outer, shift, inner.reshape(-1, self.features, h)
-
-    def _active(self, shift, inner, x):
+    def active(self, hidden, x):
+        """(B, L, h) from the hidden layer's parameters, [b, W]."""
+        shift, inner = hidden[:, : self.hidden], hidden[:, self.hidden :].reshape(-1, self.features, self.hidden)
         return np.tanh(np.matmul(x, inner) + shift[:, None, :])
 
     def predict(self, parameters, x):
-        constant, outer, shift, inner = self._split(parameters)
-        return constant + np.matmul(self._active(shift, inner, x), outer[:, :, None])[:, :, 0]
+        outer, hidden = parameters[:, 1 : 1 + self.hidden], parameters[:, 1 + self.hidden :]
+        return parameters[:, :1] + np.matmul(self.active(hidden, x), outer[:, :, None])[:, :, 0]
 
     def gradient(self, parameters, x, slope):
-        _, outer, shift, inner = self._split(parameters)
-        active = self._active(shift, inner, x)
+        outer, hidden = parameters[:, 1 : 1 + self.hidden], parameters[:, 1 + self.hidden :]
+        active = self.active(hidden, x)
         to_outer = np.matmul(active.transpose(0, 2, 1), slope[:, :, None])[:, :, 0]
         before = (1.0 - np.square(active)) * outer[:, None, :] * slope[:, :, None]
         to_inner = np.matmul(x.transpose(0, 2, 1), before).reshape(len(x), -1)

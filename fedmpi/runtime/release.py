@@ -13,6 +13,8 @@ from fedmpi.privacy.mechanisms import clip, discrete_gaussian, round_conditional
 from fedmpi.privacy.words import SeededWords
 from fedmpi.secagg.encoding import Encoding
 
+ROWS = 1 << 14  # encoded at a time: they stay in the cache
+
 
 @dataclass(frozen=True)
 class Release:
@@ -48,16 +50,28 @@ class Release:
         return self.encoding.wrap(steps), norm
 
     def encode_rows(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Rows without noise: each coordinate cut to [-C, C] and rounded to the nearest step; (steps, which were cut).
+        """Rows without noise: each coordinate cut to [-C, C] and rounded to the nearest step; (steps, how many of a row's
+        values were cut).
 
         Rounding to nearest is a function of the value alone, so all parties of a rank are encoded at once. It errs by
         half a step at most, and no proof about noise depends on it, because there is none.
         """
-        bound = self.encoding.clip
-        if not np.isfinite(values).all():
-            raise ProtocolError("an update holds a value that is not a finite number; it was not sent", phase="encode")
-        steps = np.rint(np.clip(values, -bound, bound) * np.asarray(self.encoding.scale, values.dtype))
-        return steps.astype(np.int32), np.abs(values) > bound
+        bound, scale = self.encoding.clip, np.asarray(self.encoding.scale, values.dtype)
+        steps = np.empty(values.shape, np.int32)
+        cut = np.zeros(values.shape[0], np.int64)
+        for first in range(0, len(values), ROWS):
+            at = slice(first, first + ROWS)
+            chunk = values[at] * scale
+            largest = np.abs(chunk).max(initial=0)
+            if not largest <= self.encoding.steps:  # not finite, or out of range
+                if not np.isfinite(chunk).all():
+                    raise ProtocolError(
+                        "an update holds a value that is not a finite number; it was not sent", phase="encode"
+                    )
+                cut[at] = (np.abs(values[at]) > bound).sum(axis=1)
+                np.clip(chunk, -self.encoding.steps, self.encoding.steps, out=chunk)
+            steps[at] = np.rint(chunk, out=chunk)
+        return steps, cut
 
     def _source(self, purpose: str, party: int, round: int):
         if self.entropy == "os":

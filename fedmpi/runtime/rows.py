@@ -18,8 +18,8 @@ MESSAGE_ROWS = 1 << 18
 def report_rows(updates: RowUpdates, clipped: np.ndarray) -> np.ndarray:
     """The method's figures, and the engine's two: norm of the update, share of its values that were cut."""
     ends = np.concatenate(([0], np.cumsum(updates.counts)))
-    squares = np.concatenate(([0.0], np.cumsum(np.square(updates.values, dtype=np.float64).sum(axis=1))))
-    cut = np.concatenate(([0], np.cumsum(clipped.sum(axis=1))))
+    squares = np.concatenate(([0.0], np.cumsum(np.einsum("nw,nw->n", updates.values, updates.values))))
+    cut = np.concatenate(([0], np.cumsum(clipped)))
     norms = np.sqrt(np.maximum(0.0, squares[ends[1:]] - squares[ends[:-1]]))
     sizes = np.maximum(1, updates.counts * updates.values.shape[1])
     shares = (cut[ends[1:]] - cut[ends[:-1]]) / sizes

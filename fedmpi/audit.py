@@ -1,0 +1,252 @@
+"""python -m fedmpi.audit RUN: what the messages of a rating run give away, attacked as an observer would.
+
+The run's parties and its first rounds are repeated here from its settings, which is exact in seeded mode, so that the
+attacks have what rank 0 (or whoever sees its sums) had, and so that their success can be scored against the truth. Nothing
+of this happens in a run itself.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from fedmpi.attacks.exact_solver import leak_from_errors
+from fedmpi.attacks.gradient_leak import Observation, Undetermined, exactly_recovered, leak, place_on_grid
+from fedmpi.attacks.indicator import bound_in_words, indicator, within_assumption
+from fedmpi.attacks.parties import BIN_LABELS
+from fedmpi.attacks.ranking import TOPS, ranking_table
+from fedmpi.attacks.recovery import LEVELS, recovery_table
+from fedmpi.attacks.sums import exposure_by_raters, leak_from_sum
+from fedmpi.config import Config, check, from_dict
+from fedmpi.errors import ConfigError, FedmpiError
+from fedmpi.recsys.factorisation import Factorisation
+from fedmpi.recsys.masked import Masked
+from fedmpi.report.files import write_json
+from fedmpi.runtime import build
+
+
+class Observed:
+    """Two consecutive rounds as rank 0 saw them: the rows that it sent, and what came back for every rating."""
+
+    def __init__(self, method: Factorisation, config: Config):
+        release = build.release(build.Plan(config, 0.0), method)
+        everyone = tuple(range(config.run.parties))
+        theta = method.initial()
+        self.rows, self.sent, self.sums = [], [], []
+        census = config.ratings.min_raters > 1
+        for round in range(1, 3 + census):
+            updates = method.row_updates(everyone, theta, round)
+            steps, _ = release.encode_rows(updates.values)
+            total = np.zeros((method.layout.items, method.width))
+            np.add.at(total, updates.rows, steps)
+            sums = total / release.encoding.scale
+            if not (census and round == 1):
+                self.rows.append(method.layout.rows(theta).astype(np.float64))
+                self.sent.append(steps / release.encoding.scale)
+                self.sums.append(sums)
+            theta = method.step(theta, sums.reshape(-1), 1.0, None)
+        self.step = 1.0 / release.encoding.scale
+
+
+def load_config(run: Path) -> Config:
+    import yaml
+
+    try:
+        settings = yaml.safe_load((run / "config.yaml").read_text())
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{run}: no run there ({error})".splitlines()[0]) from None
+    return check(from_dict(settings, Config(), str(run / "config.yaml")))
+
+
+def audit(config: Config, parties: int) -> dict:
+    """Every figure, by the name of its table; `parties`: how many the gradient attack is tried on."""
+    method = build.algorithm(config)
+    if not isinstance(method, Factorisation):
+        raise ConfigError(f"method = {config.run.method}: only factorisation methods send gradients to attack")
+    method.host(tuple(range(config.run.parties)))
+    found = {"method": config.run.method, "dataset": config.data.dataset, "parties": config.run.parties}
+    if isinstance(method, Masked):
+        found["mask"] = mask_figures(method)
+    observed = Observed(method, config)
+    found["gradients"] = gradient_figures(method, observed, parties)
+    found["sums"] = sum_figures(method, observed)
+    return found
+
+
+def mask_figures(method: Masked) -> dict:
+    """Tables 2 and 3 of the paper, and the indicator: what masked ratings show to whoever has them."""
+    block, scale = method.block, method.store.scale
+    within = (scale.lowest, scale.highest)
+    offsets, ratings = block.train_offsets, block.train_values.astype(np.float64)
+    held_out = block.test_values - method.private.test
+    j, j_test = indicator(offsets, method.masked, within), indicator(block.test_offsets, held_out, within)
+    ranks = ranking_table(offsets, method.masked, ratings)
+    typical = int(np.median(np.diff(offsets)))
+    return {
+        "indicator_train": _quartiles(j),
+        "indicator_held_out": _quartiles(j_test),
+        "within_assumption": within_assumption(method.masked, within),
+        "bound": bound_in_words(typical, method.private.parameters),
+        "recovery": recovery_table(offsets, method.masked, ratings, step=scale.step).tolist(),
+        "recovery_by_range_alone": recovery_table(offsets, 0 * method.masked, ratings, step=scale.step).tolist(),
+        "ranking": ranks.hit.tolist(),
+        "ranking_mean": ranks.mean_hit.tolist(),
+        "ranking_chance": ranks.mean_chance.tolist(),
+    }
+
+
+def gradient_figures(method: Factorisation, observed: Observed, parties: int) -> dict:
+    """MMF 2.2.2 on parties that share in the clear: the share of their ratings that is recovered to within half a step."""
+    block, scale = method.block, method.store.scale
+    chosen = np.linspace(0, block.parties - 1, min(parties, block.parties)).astype(int)
+    true, masked, number = 0.0, 0.0, 0
+    for party in np.unique(chosen):
+        own = slice(block.train_offsets[party], block.train_offsets[party + 1])
+        ratings = block.train_values[own].astype(np.float64)
+        number += ratings.size
+        try:
+            recovered = attack_party(method, observed, own)
+        except Undetermined:
+            continue
+        true += ratings.size * exactly_recovered(recovered, ratings, tolerance=scale.step / 2)
+        masked += ratings.size * exactly_recovered(recovered, method.masked[own], tolerance=scale.step / 2)
+    return {"parties": len(np.unique(chosen)), "ratings": number, "ratings_recovered": true / number} | (
+        {"masked_ratings_recovered": masked / number} if isinstance(method, Masked) else {}
+    )
+
+
+def attack_party(method: Factorisation, observed: Observed, own: slice) -> np.ndarray:
+    """What the clear gradients of one party show: its ratings, or its masked ones."""
+    layout, rule, settings = method.layout, method.rule, method.config.ratings
+    items = method.block.train_items[own]
+    first = layout.width - layout.factors
+    if layout.biased and rule.solver != "steps":
+        rows, sent = observed.rows[0][items], observed.sent[0][own]
+        w = np.column_stack((np.ones(len(items)), layout.q(rows)))
+        penalties = np.full(w.shape[1], rule.party_reg)
+        penalties[0] = rule.offset_reg
+        if rule.solver == "posterior":
+            penalties[1:] += (rule.party_reg / (layout.counts(rows) + rule.item_reg)).sum()
+        return leak_from_errors(w, layout.bias(rows), -sent[:, first - 1], penalties)
+    regularisation = settings.item_reg if rule.solver == "steps" else 0.0
+    columns = slice(first - layout.biased, None)
+    seen = [
+        Observation(rows[items][:, columns], sent[own][:, columns]) for rows, sent in zip(observed.rows, observed.sent)
+    ]
+    grid = None if isinstance(method, Masked) else _grid(method)
+    found = leak(seen, regularisation, None if layout.biased else grid, {0: 1.0} if layout.biased else None).ratings
+    return place_on_grid(found, grid) if layout.biased and grid is not None else found
+
+
+def sum_figures(method: Factorisation, observed: Observed) -> dict:
+    """What secure sums show: rows that one party alone contributed to."""
+    counts = method.store.rater_counts
+    trained = counts >= max(1, method.config.ratings.min_raters)
+    exposure = [
+        {"raters": row.raters, "items": row.items, "ratings": row.ratings}
+        for row in exposure_by_raters(np.where(trained, counts, 0))
+    ]
+    found = {"exposure": exposure, "min_raters": method.config.ratings.min_raters}
+    found["rows_of_one_rater"] = int(np.sum(trained & (counts == 1)))
+    if method.rule.solver == "steps" and not method.layout.biased:
+        columns = slice(method.layout.counted, None)
+        seen = [Observation(r[:, columns], s[:, columns]) for r, s in zip(observed.rows, observed.sums)]
+        grid = None if isinstance(method, Masked) else _grid(method)
+        read = leak_from_sum(seen, counts, method.config.ratings.item_reg, grid, noise=observed.step / 3)
+        truth = np.zeros(len(counts))
+        truth[method.block.train_items] = method.masked  # of items with one rater, its rating, or its masked one
+        right = (
+            exactly_recovered(read.ratings, truth[read.items], method.store.scale.step / 2) if read.items.size else 0.0
+        )
+        found["masked_ratings_read" if isinstance(method, Masked) else "ratings_read"] = round(right * read.items.size)
+    return found
+
+
+def _grid(method: Factorisation) -> np.ndarray:
+    scale = method.store.scale
+    return np.arange(scale.lowest, scale.highest + scale.step / 2, scale.step)
+
+
+def _quartiles(values: np.ndarray) -> list[float]:
+    return [float(value) for value in np.nanquantile(values, (0.25, 0.5, 0.75))]
+
+
+def show(found: dict, console: Console) -> None:
+    console.print(f"{found['method']} on {found['dataset']}, {found['parties']} parties", highlight=False)
+    if "mask" in found:
+        _show_mask(found["mask"], console)
+    gradients = found["gradients"]
+    table = Table(title="gradients in the clear, MMF 2.2.2", title_justify="left")
+    table.add_column("recovered to within half a step")
+    table.add_column(f"share of {gradients['ratings']} ratings of {gradients['parties']} parties", justify="right")
+    table.add_row("ratings", f"{100 * gradients['ratings_recovered']:.1f} %")
+    if "masked_ratings_recovered" in gradients:
+        table.add_row("masked ratings", f"{100 * gradients['masked_ratings_recovered']:.1f} %")
+    console.print(table)
+    sums = found["sums"]
+    table = Table(title=f"secure sums, by raters of an item (min_raters {sums['min_raters']})", title_justify="left")
+    for name in ("raters", "items", "ratings"):
+        table.add_column(name, justify="right")
+    for row in sums["exposure"]:
+        table.add_row(row["raters"], str(row["items"]), str(row["ratings"]))
+    console.print(table)
+    line = f"{sums['rows_of_one_rater']} rows are one party's own gradient"
+    for key, what in (("ratings_read", "ratings"), ("masked_ratings_read", "masked ratings")):
+        if key in sums:
+            line += f"; {sums[key]} {what} were read out of the sums"
+    console.print(line, highlight=False)
+
+
+def _show_mask(mask: dict, console: Console) -> None:
+    low, middle, high = mask["indicator_train"]
+    console.print(
+        f"J, quartiles over parties: {low:.4f}, {middle:.4f}, {high:.4f} on training ratings, "
+        f"{mask['indicator_held_out'][1]:.4f} in the middle on held-out ones",
+        highlight=False,
+    )
+    console.print(f"sample bound: {mask['bound']}", highlight=False, soft_wrap=True)
+    for title, rows, names, extra in (
+        (
+            "recovery attack, MMF table 2: share of parties by recovery rate",
+            mask["recovery"],
+            [f"g = {g}" for g in LEVELS],
+            None,
+        ),
+        (
+            "ranking attack, MMF table 3: share of parties by hit ratio",
+            mask["ranking"],
+            [f"h = {h:g}" for h in TOPS],
+            list(zip(mask["ranking_mean"], mask["ranking_chance"])),
+        ),
+    ):
+        table = Table(title=title, title_justify="left")
+        for name in ("", *BIN_LABELS, *(("mean", "by chance") if extra else ())):
+            table.add_column(name, justify="right")
+        for index, (name, row) in enumerate(zip(names, rows)):
+            more = [f"{value:.2f}" for value in extra[index]] if extra else []
+            table.add_row(name, *(f"{100 * share:.0f} %" for share in row), *more)
+        console.print(table)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m fedmpi.audit", description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="folder of a finished or running rating run")
+    parser.add_argument("--parties", type=int, default=200, help="parties whose clear gradients are attacked")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    options = parser.parse_args(argv)
+    try:
+        found = audit(load_config(options.run), options.parties)
+        if options.json:
+            write_json(options.json, found)
+    except FedmpiError as error:
+        print(f"fedmpi: {error}", file=sys.stderr)
+        return 2
+    show(found, Console(width=110))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
