@@ -11,7 +11,7 @@ from time import perf_counter, process_time
 
 import numpy as np
 
-from fedmpi.crypto.keys import commit, open_sealed, seal
+from fedmpi.crypto.keys import Agreement, Channel, commit, public_key
 from fedmpi.crypto.shamir import create_shares, encode_share, secret_to_int
 from fedmpi.privacy.words import SeededWords
 from fedmpi.secagg import graph as graphs
@@ -29,8 +29,9 @@ from fedmpi.secagg.messages import (
     Unmask,
     UnmaskRequest,
 )
+from fedmpi.secagg.pairs import bundle_channel
 from fedmpi.secagg.party import SecAggParty
-from fedmpi.secagg.rules import Rules, no_meter, share_point
+from fedmpi.secagg.rules import Rules, no_meter, share_points
 from fedmpi.secagg.server import SecAggServer
 from fedmpi.wire.messages import encode
 
@@ -125,16 +126,17 @@ class Clock:
 class Stand:
     """A party that is not timed: its keys, commitment and shares are real, its vector is random. It deals only the
     secret that will be asked for, and leaves shares for others of its kind on a board: only timed parties get sealed
-    ones. It borrows the keys of a real party, and so follows the protocol when that changes."""
+    ones."""
 
     def __init__(self, cell: Cell, party: int, board: dict[tuple[int, int], bytes]):
         self._cell, self._party, self._board = cell, party, board
-        self._real = SecAggParty(cell.rules, party, None)
-        self._keys: dict[int, tuple[bytes, bytes]] = {}  # timed party -> (to seal for it, to open from it)
+        self._mask_private = os.urandom(32)
+        self._cipher = Agreement(os.urandom(32))
+        self._channels: dict[int, Channel] = {}  # to the timed parties
         self._held = [party]
 
     def start(self) -> AdvertiseKeys:
-        return self._real.start()
+        return AdvertiseKeys(1, self._party, self._cipher.public, public_key(self._mask_private))
 
     def receive(self, message):
         handlers = {KeyList: self._share, ShareList: self._mask, UnmaskRequest: self._open}
@@ -142,29 +144,27 @@ class Stand:
 
     def _share(self, message: KeyList) -> ShareKeys:
         rules, seed = self._cell.rules, os.urandom(32)
-        secret = self._real._mask_private if self._party in self._cell.dropped else seed
-        holders = [*(peer.party for peer in message.peers), self._party]
-        points = [share_point(holder) for holder in holders]
-        (shares,) = create_shares([secret_to_int(secret)], rules.threshold, points, os.urandom)
-        texts = dict(zip(holders, map(encode_share, shares), strict=True))
+        secret = self._mask_private if self._party in self._cell.dropped else seed
+        points = share_points(self._party, [peer.party for peer in message.peers])
+        (shares,) = create_shares([secret_to_int(secret)], rules.threshold, list(points.values()), os.urandom)
+        texts = dict(zip(points, map(encode_share, shares), strict=True))
         self._board.update({(self._party, holder): text for holder, text in texts.items()})
-        bundles = []
-        for peer in message.peers:
-            sealed = bytes(SEALED)
-            if peer.party in self._cell.sampled:
-                contexts = self._real.rules.pair_contexts(self._real.party, [peer.party])[peer.party]
-                self._keys[peer.party] = self._real._pair_bundle_keys(peer, contexts)
-                context = rules.context(self._party, peer.party)
-                sealed = seal(self._keys[peer.party][0], 2 * texts[peer.party], context)
-            bundles.append(Bundle(peer.party, sealed))
+        timed = {peer.party: peer.cipher_key for peer in message.peers if peer.party in self._cell.sampled}
+        for peer, contexts in rules.pair_contexts(self._party, timed).items():
+            self._channels[peer] = bundle_channel(self._cipher, timed[peer], self._party < peer, contexts)
+        bundles = [
+            Bundle(peer.party, self._channels[peer.party].seal(2 * texts[peer.party]))
+            if peer.party in timed
+            else Bundle(peer.party, bytes(SEALED))
+            for peer in message.peers
+        ]
         return ShareKeys(1, self._party, tuple(bundles), commit(seed, rules.context(self._party)))
 
     def _mask(self, message: ShareList) -> MaskedInput:
         for bundle in message.bundles:
             self._held.append(bundle.party)
-            if bundle.party in self._keys:
-                context = self._cell.rules.context(bundle.party, self._party)
-                text = open_sealed(self._keys[bundle.party][1], bundle.sealed, context)
+            if bundle.party in self._channels:
+                text = self._channels[bundle.party].open(bundle.sealed)
                 self._board[bundle.party, self._party] = text[:SHARE]  # of b_u: timed parties stay
         size = MaskedInput.wire_size(self._cell.d, BITS)
         return MaskedInput(1, self._party, np.random.default_rng(self._party).bytes(size - 1) + b"\0")

@@ -170,6 +170,15 @@ def test_any_buffer_and_any_integer_dtype():
     assert unpack(np.empty(0, np.uint8), 0, 7).size == 0
 
 
+@pytest.mark.parametrize("dtype", (np.int8, np.uint8, np.int16, np.uint16, np.int32, np.uint32, np.int64, np.uint64))
+def test_every_dtype_at_every_width_in_a_long_vector(dtype):
+    for bits in WIDTHS:
+        values = random_values(300, min(bits, np.iinfo(dtype).max.bit_length()))
+        expected = reference_pack(values, bits)
+        assert pack(values.astype(dtype), bits) == expected
+        assert pack(np.repeat(values.astype(dtype), 2)[::2], bits) == expected
+
+
 def test_temporary_memory_is_bounded():
     values = random_values(1 << 21, 21)
     tracemalloc.start()

@@ -9,12 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secagg_driver import Round, identities
 
-from fedmpi.errors import ConfigError, ProtocolError
+from fedmpi.crypto import shamir
+from fedmpi.crypto.keys import Agreement
+from fedmpi.errors import ConfigError, CryptoError, ProtocolError
 from fedmpi.secagg import graph as graphs
 from fedmpi.secagg import messages as m
+from fedmpi.secagg.pairs import bundle_channel, mask_key
 from fedmpi.secagg.party import Phase as PartyPhase
 from fedmpi.secagg.party import SecAggParty
-from fedmpi.secagg.rules import Rules
+from fedmpi.secagg.rules import Rules, share_points
 from fedmpi.wire.bits import unpack
 
 PHASES = ["AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask"]
@@ -70,6 +73,40 @@ def test_the_regular_graph_is_as_exact(data):
         round.check_sum()
 
 
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_dealer_and_server_agree_on_share_points_whoever_is_lost_in_between(data):
+    n = data.draw(st.integers(6, 24), "n")
+    degree = data.draw(st.sampled_from([None, *range(4, n - 1, 2)]), "degree")
+    holders = n if degree is None else degree + 1
+    round = Round(n, threshold=holders // 2 + 1, degree=degree, seed=data.draw(st.integers(0, 99)))
+    order = data.draw(st.permutations(round.cohort))
+    lost = order[: data.draw(st.integers(0, n // 2), "lost")]
+    vanish = {p: data.draw(st.sampled_from(PHASES)) for p in lost}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shamir, "_by_products", None)  # points have no gaps: nobody multiplies
+        round.run(vanish)
+    shown = {x.party: [peer.party for peer in x.peers] for x in round.sent if isinstance(x, m.KeyList)}
+    for owner, peers in shown.items():
+        points = share_points(owner, peers)
+        assert sorted(points) == sorted([owner, *peers]) and sorted(points.values()) == list(range(1, len(peers) + 2))
+        assert points == share_points(owner, round.server._alive_neighbours(owner, round.server._keys))
+    if not round.server.failed:
+        assert not round.server.faults
+        round.check_sum()
+
+
+def test_share_points_follow_the_numbers_of_the_parties_and_not_the_order_of_a_list():
+    assert share_points(30, [7, 90, 4]) == share_points(30, [90, 4, 7]) == {4: 1, 7: 2, 30: 3, 90: 4}
+
+
+@pytest.mark.parametrize("degree", [None, 6])
+def test_weights_are_computed_once_when_nobody_is_lost(degree):
+    round = Round(12, threshold=5 if degree else 8, degree=degree).run()
+    round.check_sum(round.cohort)
+    assert list(round.server._weight_cache) == [tuple(range(1, round.rules.threshold + 1))]
+
+
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("n", [3, 7])
 def test_dropouts_down_to_the_threshold_and_below(phase, n):
@@ -120,6 +157,31 @@ def test_contexts_of_other_sessions_rounds_and_parties_differ():
     others = [dataclasses.replace(base, session=b"t" * 16), dataclasses.replace(base, round=2)]
     contexts = {base.context(1, 2), base.context(2, 1), base.context(1), *(rules.context(1, 2) for rules in others)}
     assert len(contexts) == 5
+
+
+def test_contexts_of_pairs_are_contexts():
+    rules = Rules(b"s" * 16, 1, 5, 3, 4, 4, 20)
+    expected = {peer: (rules.context(7, peer), rules.context(peer, 7)) for peer in (1, 9, 300)}
+    assert rules.pair_contexts(7, (1, 9, 300)) == expected
+
+
+def test_both_ends_of_a_pair_derive_the_same_and_no_other_pair_round_or_session_does():
+    base = Rules(b"s" * 16, 1, 5, 3, 4, 4, 20)
+    low, high = Agreement(b"l" * 32), Agreement(b"h" * 32)
+    places = [(base, 1, 2), (base, 1, 3), (base, 2, 3), (dataclasses.replace(base, round=2), 1, 2)]
+    places.append((dataclasses.replace(base, session=b"t" * 16), 1, 2))
+    sealed, keys = [], set()
+    for rules, a, b in places:
+        up, down = rules.pair_contexts(a, [b])[b], rules.pair_contexts(b, [a])[a]
+        keys |= {mask_key(low, high.public, True, up), mask_key(high, low.public, False, down)}
+        ends = bundle_channel(low, high.public, True, up), bundle_channel(high, low.public, False, down)
+        sealed += [ends[0].seal(b"text"), ends[1].seal(b"text")]
+        assert ends[1].open(sealed[-2]) == ends[0].open(sealed[-1]) == b"text"
+        for other in sealed[:-2]:
+            for end in ends:
+                with pytest.raises(CryptoError):
+                    end.open(other)
+    assert len(keys) == len(places) and len(set(sealed)) == 2 * len(places)
 
 
 # ---- a party takes nobody's word ----
@@ -208,7 +270,7 @@ def test_an_answer_holds_one_secret_of_each_peer_and_erases_the_rest():
     answer = party.receive(replace(good, survivors=tuple(p for p in good.survivors if p != dropped)))
     kinds = {a.owner: type(a) for a in answer.answers}
     assert kinds.pop(dropped) is m.PairKeyShare and set(kinds.values()) == {m.SelfMaskShare}
-    assert party._held == {} and party._peers == {}
+    assert party._held == party._peers == party._channels == party._contexts == {}
     assert party._mask is None and party._cipher is None and party._self_mask == b"" and party._mask_private == b""
     assert party._values is None
 

@@ -23,6 +23,7 @@ from fedmpi.crypto.shamir import (
     decode_share,
     encode_share,
     int_to_secret,
+    is_share,
     lagrange_weights,
     reconstruct,
     secret_to_int,
@@ -115,7 +116,7 @@ def test_shares_are_values_of_the_polynomial_of_the_secret_and_the_drawn_coeffic
     assert shares == [falling([secret, *drawn], x) for x in xs]
 
 
-@pytest.mark.parametrize("n", [1, 2, 64, 65, 66, 150])
+@pytest.mark.parametrize("n", [1, 2, 100, 101, 102, 103, 150, 210])
 def test_a_share_does_not_depend_on_which_others_are_asked_for(n):
     """Holders in a row are served by additions, scattered ones by multiplications: the same polynomial."""
     generator = random.Random(n)
@@ -130,6 +131,25 @@ def test_a_share_does_not_depend_on_which_others_are_asked_for(n):
     shuffled = generator.sample(row, n)
     again = create_shares(secrets, threshold, shuffled, played(*coefficients))
     assert [[shares[x - 1] for x in shuffled] for shares in dense] == again
+
+
+@pytest.mark.parametrize("secrets", [0, 1, 2, 3])
+@pytest.mark.parametrize("threshold, n", [(1, 1), (1, 5), (101, 130), (102, 102), (202, 230)])
+def test_shares_made_together_do_not_touch_each_other(secrets, threshold, n):
+    """Every value as large as it can be, so that a lane that is too narrow would run into the next."""
+    top = [PRIME - 1] * secrets
+    coefficients = [2**256 - 1] * (secrets * (threshold - 1))
+    shares = create_shares(top, threshold, range(1, n + 1), played(*coefficients))
+    polynomial = [PRIME - 1, *[2**256 - 1] * (threshold - 1)]
+    assert shares == [[falling(polynomial, x) for x in range(1, n + 1)]] * secrets
+
+
+def test_lanes_hold_the_largest_differences():
+    """Coefficients c_j = (l - 1) / j! make every difference as large as it can be."""
+    for terms, n in ((30, 60), (100, 140), (101, 101), (230, 240)):
+        polynomial = [-pow(math.factorial(j), -1, PRIME) % PRIME for j in range(terms)]
+        expected = [falling(polynomial, x) for x in range(1, n + 1)]
+        assert shamir._by_differences([polynomial] * 3, list(range(1, n + 1))) == [expected] * 3
 
 
 def test_a_hundred_holders_with_two_secrets():
@@ -285,18 +305,21 @@ def test_decoding_finds_the_only_polynomial_near_enough_or_refuses(threshold, xs
 @given(elements)
 def test_a_share_is_33_bytes(share):
     data = encode_share(share)
+    assert is_share(data)
     assert len(data) == SHARE_BYTES == 33 and decode_share(data) == share
 
 
 @pytest.mark.parametrize("value", [PRIME, PRIME + 1, 2**264 - 1])
 def test_a_share_has_one_encoding(value):
-    assert decode_share(encode_share(PRIME - 1)) == PRIME - 1
+    assert decode_share(encode_share(PRIME - 1)) == PRIME - 1 and is_share(encode_share(PRIME - 1))
+    assert not is_share(value.to_bytes(33, "big"))
     with pytest.raises(CryptoError, match="not an element of the field"):
         decode_share(value.to_bytes(33, "big"))
 
 
 @pytest.mark.parametrize("size", [0, 32, 34])
 def test_a_share_of_another_size_is_refused(size):
+    assert not is_share(bytes(size))
     with pytest.raises(CryptoError, match=f"33 bytes, not {size}"):
         decode_share(bytes(size))
 

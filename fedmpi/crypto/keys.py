@@ -1,4 +1,4 @@
-"""Key agreement, key derivation, authenticated encryption, signatures and commitments, from `cryptography`.
+"""Key agreement, key derivation, authenticated encryption, signatures and commitments, on `cryptography` and `hashlib`.
 
 Bytes in, bytes out. Which primitive: X25519 (RFC 7748), HKDF with SHA-256 (RFC 5869), AES-256-GCM (NIST SP 800-38D),
 Ed25519 (RFC 8032), SHA-256. What a key is for is a label, where it is used is a context built by `bind`. No error
@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from fedmpi.crypto.hkdf import DIGEST_BYTES, hkdf
 from fedmpi.errors import CryptoError
-
-_SHA256 = SHA256()  # made once: a derivation is done for every peer
 
 KEY_BYTES = 32  # X25519 and Ed25519 keys, shared secrets, AEAD keys
 SIGNATURE_BYTES = 64
@@ -32,8 +30,8 @@ SELF_MASK = b"fedmpi/self-mask/1"
 SHARE_BUNDLE = b"fedmpi/share-bundle/1"
 _COMMITMENT = b"fedmpi/commitment/1"
 
-_NONCE = bytes(12)
-_MAX_DERIVED = 255 * 32  # RFC 5869: the counter of blocks is one byte
+_NONCES = bytes(12), bytes(11) + b"\x01"  # of the two directions of a channel
+_MAX_DERIVED = 255 * DIGEST_BYTES  # RFC 5869: the counter of blocks is one byte
 
 
 def bind(*parts: bytes | int) -> bytes:
@@ -63,10 +61,10 @@ class Agreement:
     def shared(self, peer_public: bytes) -> bytes:
         """The secret shared with a peer: not uniform, to be put through `derive`. A peer key of low order would make it
         the same known value for everybody, and is refused."""
-        peer = X25519PublicKey.from_public_bytes(_sized(peer_public, KEY_BYTES, "an X25519 public key"))
         try:
-            return self._private.exchange(peer)
+            return self._private.exchange(X25519PublicKey.from_public_bytes(peer_public))
         except ValueError:
+            _sized(peer_public, KEY_BYTES, "an X25519 public key")
             raise CryptoError("an X25519 public key is of low order: it shares no secret") from None
 
     def __repr__(self) -> str:
@@ -91,36 +89,48 @@ def derive(shared: bytes, label: bytes, context: bytes, length: int = KEY_BYTES)
     labels or contexts give unrelated keys. `shared` is an X25519 secret or a uniform seed."""
     if not 1 <= length <= _MAX_DERIVED:
         raise CryptoError(f"HKDF derives 1 to {_MAX_DERIVED} bytes, not {length}")
-    return _hkdf(shared, b"", bind(label, context), length)
+    return hkdf(shared, b"", _head(label, len(context)) + context, length)
 
 
-def _hkdf(secret: bytes, salt: bytes, info: bytes, length: int) -> bytes:
-    return HKDF(algorithm=_SHA256, length=length, salt=salt, info=info).derive(secret)
+@lru_cache(maxsize=64)  # every peer has the same label, and a context of the same size
+def _head(label: bytes, size: int) -> bytes:
+    """What comes before a context of this size in `bind(label, context)`."""
+    return bind(label, bytes(size))[: -size or None]
 
 
-def seal(key: bytes, plaintext: bytes, associated: bytes) -> bytes:
-    """Encrypt and authenticate by AES-256-GCM: ciphertext, then a tag of 16 bytes; `associated` is authenticated only.
+class Channel:
+    """One end of what two parties seal for each other, by AES-256-GCM: one message each way, under one key.
 
-    A key seals exactly one message. The nonce is then of no use and fixed at zero: GCM needs (key, nonce) to be unique,
-    and the key alone is. It has to come from `derive` under a context of session, round, sender and receiver, with
-    fresh X25519 keys every round; sender before receiver makes it another key for each direction. A second, different
-    message under the same key would reveal the XOR of both and let anybody forge.
+    GCM needs (key, nonce) to be unique. The key is, if it comes from `derive` under a context of session, round and both
+    parties, with fresh X25519 keys every round; the nonce then only tells the directions apart. A second, different
+    message the same way would reveal the XOR of both and let anybody forge.
     """
-    return _aead(key).encrypt(_NONCE, plaintext, associated)
 
+    __slots__ = ("_key", "_nonces", "_there", "_back")
 
-def open_sealed(key: bytes, sealed: bytes, associated: bytes) -> bytes:
-    """The plaintext, if key, ciphertext and associated data are all what they were in `seal`."""
-    if len(sealed) < AEAD_OVERHEAD:
-        raise CryptoError(f"a sealed message has at least {AEAD_OVERHEAD} bytes, not {len(sealed)}")
-    try:
-        return _aead(key).decrypt(_NONCE, sealed, associated)
-    except InvalidTag:
-        raise CryptoError("a sealed message does not authenticate: it, its place or its key is wrong") from None
+    def __init__(self, key: bytes, first: bool, there: bytes, back: bytes):
+        """`first` at one end and not at the other. `there` and `back` are authenticated with the message that goes out
+        and the one that comes in; at the other end they change places."""
+        self._key = _sized(key, KEY_BYTES, "an AEAD key")
+        self._nonces = _NONCES if first else _NONCES[::-1]
+        self._there, self._back = there, back
 
+    def seal(self, plaintext: bytes) -> bytes:
+        """Ciphertext, then a tag of 16 bytes."""
+        return AESGCM(self._key).encrypt(self._nonces[0], plaintext, self._there)
 
-def _aead(key: bytes) -> AESGCM:
-    return AESGCM(_sized(key, KEY_BYTES, "an AEAD key"))
+    def open(self, sealed: bytes) -> bytes:
+        """The plaintext, if key, direction, ciphertext and associated data are all what they were in `seal`."""
+        try:
+            return AESGCM(self._key).decrypt(self._nonces[1], sealed, self._back)
+        except InvalidTag:
+            raise CryptoError("a sealed message does not authenticate: it, its place or its key is wrong") from None
+
+    def __repr__(self) -> str:
+        return "Channel(secret)"
+
+    def __reduce__(self):
+        raise TypeError("a Channel holds a key and is never serialised")
 
 
 def signing_public(private: bytes) -> bytes:

@@ -26,10 +26,11 @@ from fedmpi.errors import CryptoError
 PRIME = 2**256 + 297
 SECRET_BYTES = 32
 SHARE_BYTES = 33
+_PRIME_BYTES = PRIME.to_bytes(SHARE_BYTES, "big")  # big-endian: bytes compare as the numbers do
 
 # How many small factors or sums may pile up before a reduction: found by timing; the result does not depend on it.
 _LAZY_BITS = 320
-_LAZY_SUMS = 64
+_LAZY_SUMS = 100
 _LAZY_WORDS = 16
 _ROWS = 256  # of the table of differences at a time, so that ten thousand points need 20 MB and not 800
 
@@ -53,6 +54,11 @@ def encode_share(share: int) -> bytes:
     if not 0 <= share < PRIME:
         raise CryptoError("a share is not an element of the field")
     return share.to_bytes(SHARE_BYTES, "big")
+
+
+def is_share(data: bytes) -> bool:
+    """Whether `decode_share` would take it."""
+    return len(data) == SHARE_BYTES and data < _PRIME_BYTES
 
 
 def decode_share(data: bytes) -> int:
@@ -83,30 +89,38 @@ def create_shares(
     random = random_bytes(size * len(values))
     if len(random) != size * len(values):
         raise CryptoError(f"the source of randomness gave {len(random)} bytes, {size * len(values)} were asked for")
-    # Additions up to the last point cost t * max(x) / 2, multiplications at the points alone t * n, each dearer.
-    evaluate = _by_differences if max(points) <= 2 * len(points) else _by_products
-    shares = []
+    polynomials = []
     for i, secret in enumerate(values):
         drawn = random[i * size : (i + 1) * size]
         coefficients = [int.from_bytes(drawn[j : j + SECRET_BYTES], "big") for j in range(0, size, SECRET_BYTES)]
-        shares.append(evaluate([secret, *coefficients], points))
-    return shares
+        polynomials.append([secret, *coefficients])
+    # Additions up to the last point cost t * max(x) / 2, multiplications at the points alone t * n, each dearer.
+    if values and max(points) <= 2 * len(points):
+        return _by_differences(polynomials, points)
+    return [_by_products(coefficients, points) for coefficients in polynomials]
 
 
-def _by_differences(coefficients: list[int], xs: list[int]) -> list[int]:
+def _by_differences(polynomials: list[list[int]], xs: list[int]) -> list[list[int]]:
     # The j-th forward difference at 0 of sum_j c_j x(x-1)...(x-j+1) is j! c_j. From the row of the (j+1)-th
     # differences at 0, 1, 2, ... running sums give the row of the j-th, one longer; the last row is the polynomial.
-    factorial = 1
-    at_zero = []
-    for j, coefficient in enumerate(coefficients, start=1):
-        at_zero.append(coefficient * factorial % PRIME)
-        factorial = factorial * j % PRIME
-    row = [at_zero.pop()] * (max(xs) - len(at_zero) + 1)
-    for j in range(len(at_zero) - 1, -1, -1):
-        row = list(accumulate(row, initial=at_zero[j]))
-        if j % _LAZY_SUMS == 0:
-            row = [value % PRIME for value in row]
-    return [row[x] % PRIME for x in xs]
+    # All polynomials ride in one integer, each in a lane of its own: an addition costs hardly more if it is longer.
+    top, terms = max(xs), len(polynomials[0])
+    sums = min(_LAZY_SUMS, terms)
+    # After k running sums of values up to v, number i of a row is at most v (C(i, 0) + ... + C(i, k)) <= v C(i + k, k).
+    width = (PRIME * math.comb(top + sums, sums)).bit_length()
+    lanes = range(0, width * len(polynomials), width)
+    lane_mask = (1 << width) - 1
+    factorials = accumulate(range(1, terms), lambda left, right: left * right % PRIME, initial=1)
+    at_zero = [
+        sum([coefficient * factorial % PRIME << lane for coefficient, lane in zip(column, lanes)])
+        for factorial, column in zip(factorials, zip(*polynomials))
+    ]
+    row = [at_zero.pop()] * (top - terms + 2)
+    for done, difference in enumerate(reversed(at_zero), start=1):
+        row = list(accumulate(row, initial=difference))
+        if done % sums == 0:
+            row = [sum([(value >> lane & lane_mask) % PRIME << lane for lane in lanes]) for value in row]
+    return [[(row[x] >> lane & lane_mask) % PRIME for x in xs] for lane in lanes]
 
 
 def _by_products(coefficients: list[int], xs: list[int]) -> list[int]:

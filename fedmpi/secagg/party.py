@@ -12,21 +12,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from fedmpi.crypto.keys import (
-    KEY_BYTES,
-    PAIR_MASK,
-    SELF_MASK,
-    SHARE_BUNDLE,
-    Agreement,
-    commit,
-    derive,
-    open_sealed,
-    seal,
-    sign,
-    verify,
-)
+from fedmpi.crypto.keys import SELF_MASK, Agreement, Channel, commit, derive, sign, verify
 from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
-from fedmpi.crypto.shamir import create_shares, decode_share, encode_share, secret_to_int
+from fedmpi.crypto.shamir import create_shares, encode_share, is_share, secret_to_int
 from fedmpi.errors import CryptoError, ProtocolError
 from fedmpi.secagg.messages import (
     SHARE,
@@ -45,7 +33,8 @@ from fedmpi.secagg.messages import (
     UnmaskRequest,
     Unopened,
 )
-from fedmpi.secagg.rules import Meter, Rules, no_meter, share_point
+from fedmpi.secagg.pairs import Contexts, bundle_channel, mask_key
+from fedmpi.secagg.rules import Meter, Rules, no_meter, share_points
 from fedmpi.wire.bits import pack
 from fedmpi.wire.messages import Message
 
@@ -119,8 +108,8 @@ class SecAggParty:
         self._mask_private = b""
         self._self_mask = b""
         self._peers: dict[int, PeerKeys] = {}
-        self._contexts: dict[int, tuple[bytes, bytes]] = {}  # party -> (from here to there, from there to here)
-        self._bundle_keys: dict[int, tuple[bytes, bytes]] = {}  # party -> (key to seal for it, key to open from it)
+        self._contexts: dict[int, Contexts] = {}
+        self._channels: dict[int, Channel] = {}
         self._held: dict[
             int, tuple[bytes, bytes] | None
         ] = {}  # owner -> (share of b, share of s^SK); None: did not open
@@ -160,23 +149,21 @@ class SecAggParty:
         rules, peers = self.rules, {peer.party: peer for peer in message.peers}
         self._check_peers(message, peers)
         self_mask = self._random(32)
-        holders = [*peers, self.party]
+        points = share_points(self.party, peers)
         with self._meter("Shamir split"):
             secrets = [secret_to_int(self_mask), secret_to_int(self._mask_private)]
-            points = [share_point(holder) for holder in holders]
-            of_self_mask, of_mask_key = create_shares(secrets, rules.threshold, points, self._random)
-            texts = [encode_share(a) + encode_share(b) for a, b in zip(of_self_mask, of_mask_key, strict=True)]
+            shares = create_shares(secrets, rules.threshold, list(points.values()), self._random)
+            texts = dict(zip(points, zip(*(map(encode_share, row) for row in shares))))
         contexts = rules.pair_contexts(self.party, peers)
         with self._meter("DH"):
-            keys = {peer: self._pair_bundle_keys(peers[peer], contexts[peer]) for peer in peers}
+            channels = {party: self._channel(peer, contexts[party]) for party, peer in peers.items()}
         with self._meter("AEAD"):
             bundles = tuple(
-                Bundle(peer, seal(keys[peer][0], text, contexts[peer][0]))
-                for peer, text in zip(peers, texts, strict=False)
+                [Bundle(party, channel.seal(b"".join(texts[party]))) for party, channel in channels.items()]
             )
         commitment = commit(self_mask, rules.context(self.party))
-        self._self_mask, self._peers, self._bundle_keys, self._contexts = self_mask, peers, keys, contexts
-        self._held = {self.party: (texts[-1][:SHARE], texts[-1][SHARE:])}
+        self._self_mask, self._peers, self._channels, self._contexts = self_mask, peers, channels, contexts
+        self._held = {self.party: texts[self.party]}
         self._cipher, self._mask_private = None, b""  # every bundle is sealed, and its keys are derived
         return ShareKeys(rules.round, self.party, bundles, commitment)
 
@@ -198,16 +185,11 @@ class SecAggParty:
                 if not self._identity.verifies(peer.party, text, peer.signature):
                     raise self._wrong("AdvertiseKeys", f"was shown keys of party {peer.party} that it did not sign")
 
-    def _pair_bundle_keys(self, peer: PeerKeys, contexts: tuple[bytes, bytes]) -> tuple[bytes, bytes]:
-        """(the key to seal for a peer, the key to open from it)"""
+    def _channel(self, peer: PeerKeys, contexts: Contexts) -> Channel:
         try:
-            shared = self._cipher.shared(peer.cipher_key)
+            return bundle_channel(self._cipher, peer.cipher_key, self.party < peer.party, contexts)
         except CryptoError:
             raise self._wrong("AdvertiseKeys", f"cannot agree with the key of party {peer.party}") from None
-        lower = self.party < peer.party
-        keys = derive(shared, SHARE_BUNDLE, contexts[0 if lower else 1], 2 * KEY_BYTES)
-        upward, downward = keys[:KEY_BYTES], keys[KEY_BYTES:]  # one key a direction: each seals one bundle
-        return (upward, downward) if lower else (downward, upward)
 
     # ---- round 2 ----
 
@@ -232,24 +214,22 @@ class SecAggParty:
             packed = pack(total, rules.bits)
         self._held |= opened
         # Masks are on: neither the update nor the keys that would take them off are needed here any more.
-        self._mask, self._self_mask, self._values, self._bundle_keys = None, b"", None, {}
+        self._mask, self._self_mask, self._values, self._channels, self._contexts = None, b"", None, {}, {}
         return MaskedInput(rules.round, self.party, packed)
 
     def _open(self, sender: int, sealed: bytes) -> tuple[bytes, bytes] | None:
         try:
-            text = open_sealed(self._bundle_keys[sender][1], sealed, self._contexts[sender][1])
-            decode_share(text[:SHARE]), decode_share(text[SHARE:])
+            text = self._channels[sender].open(sealed)
         except CryptoError:
             return None
-        return text[:SHARE], text[SHARE:]
+        of_self_mask, of_mask_key = text[:SHARE], text[SHARE:]
+        return (of_self_mask, of_mask_key) if is_share(of_self_mask) and is_share(of_mask_key) else None
 
     def _pair_mask_key(self, peer: int) -> bytes:
         try:
-            shared = self._mask.shared(self._peers[peer].mask_key)
+            return mask_key(self._mask, self._peers[peer].mask_key, self.party < peer, self._contexts[peer])
         except CryptoError:
             raise self._wrong("MaskedInput", f"cannot agree with the key of party {peer}") from None
-        # Of the two contexts, the one with the lower party first: both sides must derive the same mask.
-        return derive(shared, PAIR_MASK, self._contexts[peer][0 if self.party < peer else 1], MASK_KEY_BYTES)
 
     # ---- round 3 ----
 

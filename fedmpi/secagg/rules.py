@@ -65,9 +65,10 @@ class Rules:
 
     def pair_contexts(self, party: int, peers: Iterable[int]) -> dict[int, tuple[bytes, bytes]]:
         """context(party, peer) and context(peer, party) for every peer; every byte of them is put together once."""
-        own = bind(party)
-        other = {peer: bind(peer) for peer in peers}
-        return {peer: (self._place + own + text, self._place + text + own) for peer, text in other.items()}
+        peers, own, place = tuple(peers), bind(party), self._place
+        here, size, numbers = place + own, len(own), bind(*peers)
+        others = (numbers[at : at + size] for at in range(0, len(numbers), size))
+        return {peer: (here + other, place + other + own) for peer, other in zip(peers, others, strict=True)}
 
     @cached_property
     def _place(self) -> bytes:
@@ -80,6 +81,8 @@ class Rules:
         return bind(SIGNED_KEYS, self.session, self.round, party, cipher_key, mask_key)
 
 
-def share_point(holder: int) -> int:
-    """Where the polynomial is evaluated for a holder: the same for every owner, so Lagrange weights can be shared."""
-    return holder + 1
+def share_points(owner: int, peers: Iterable[int]) -> dict[int, int]:
+    """Where the owner's polynomials are evaluated for each holder: 1, 2, 3, ... in party order over the owner and the
+    peers whose keys it was shown. Both sides know these and no later dropout changes them. Without gaps, sharing needs
+    additions only, and owners with the same places left share their Lagrange weights."""
+    return {holder: point for point, holder in enumerate(sorted([*peers, owner]), start=1)}

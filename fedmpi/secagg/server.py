@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from fedmpi.crypto.keys import PAIR_MASK, SELF_MASK, Agreement, derive, opens, public_key, verify
+from fedmpi.crypto.keys import SELF_MASK, Agreement, derive, opens, public_key, verify
 from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
-from fedmpi.crypto.shamir import decode, decode_share, int_to_secret, lagrange_weights, reconstruct
+from fedmpi.crypto.shamir import decode, decode_share, int_to_secret, is_share, lagrange_weights, reconstruct
 from fedmpi.errors import CryptoError, ProtocolError
 from fedmpi.secagg.messages import (
     AdvertiseKeys,
@@ -30,7 +30,8 @@ from fedmpi.secagg.messages import (
     UnmaskRequest,
     Unopened,
 )
-from fedmpi.secagg.rules import Meter, Rules, no_meter, share_point
+from fedmpi.secagg.pairs import mask_key
+from fedmpi.secagg.rules import Meter, Rules, no_meter, share_points
 from fedmpi.wire.bits import PackedSum, packed_size
 from fedmpi.wire.messages import Message
 
@@ -204,11 +205,8 @@ class SecAggServer:
             wanted = SelfMaskShare if answer.owner in self._inputs else PairKeyShare
             if not isinstance(answer, (wanted, Unopened)):
                 raise self._wrong(message, f"opened the wrong secret of party {answer.owner}")
-            if not isinstance(answer, Unopened):
-                try:
-                    decode_share(answer.share)
-                except CryptoError:
-                    raise self._wrong(message, f"sent a share of party {answer.owner} that is no share") from None
+            if not isinstance(answer, Unopened) and not is_share(answer.share):
+                raise self._wrong(message, f"sent a share of party {answer.owner} that is no share")
         self._answers[message.party] = message
 
     # ---- from phase to phase ----
@@ -340,10 +338,9 @@ class SecAggServer:
                     signs.append(-1)
                 else:
                     dropped = Agreement(secret)
-                    for other in self._alive_neighbours(owner, self._inputs):
-                        low, high = sorted((owner, other))
-                        shared = dropped.shared(self._keys[other].mask_key)
-                        keys.append(derive(shared, PAIR_MASK, self.rules.context(low, high), MASK_KEY_BYTES))
+                    contexts = self.rules.pair_contexts(owner, self._alive_neighbours(owner, self._inputs))
+                    for other, pair in contexts.items():
+                        keys.append(mask_key(dropped, self._keys[other].mask_key, owner < other, pair))
                         # MMF (9) with its sign: the survivor `other` added it if it is the lower one, so it comes off.
                         signs.append(-1 if other < owner else 1)
         with self._meter("aggregate"):
@@ -362,13 +359,14 @@ class SecAggServer:
 
     def _open(self, owner: int, opened: dict[int, dict]) -> bytes:
         """b_u of a survivor or s_u^SK of a dropped party, checked against what it committed to."""
+        places = share_points(owner, self._alive_neighbours(owner, self._keys))
         points, shares, who = [], [], []
         for holder in self._holders(owner, self._answers):
             answer = opened[holder][owner]
             if isinstance(answer, Unopened):
                 self.faults.append(f"party {holder} could not open the bundle of party {owner}")
                 continue
-            points.append(share_point(holder))
+            points.append(places[holder])
             shares.append(decode_share(answer.share))
             who.append(holder)
         t = self.rules.threshold
@@ -392,7 +390,7 @@ class SecAggServer:
         return secret
 
     def _weights(self, points: tuple[int, ...]) -> list[int]:
-        """Lagrange weights, computed once per set of holders and reused for every secret that they share."""
+        """Lagrange weights, computed once per set of points and reused for every secret that is shared at them."""
         if points not in self._weight_cache:
             self._weight_cache[points] = lagrange_weights(points)
         return self._weight_cache[points]

@@ -11,11 +11,16 @@ Layout
     For widths of 8, 16, 32 and 64 bits this is the array of little-endian integers itself.
 
 How it is vectorised
-    64 / gcd(bits, 64) values fill a whole number of 64-bit words, and at the same offsets in every such group. A chunk
-    of values is therefore a matrix with one group per row; column c of it is shifted by the constant c * bits mod 64
-    into word c * bits // 64, and into the next word where it straddles. A chunk holds whole groups, so chunks are
-    byte-aligned and the temporary memory is a small multiple of 8 * _CHUNK bytes whatever the length of the input. What
-    does not fill a group is packed through a matrix of single bits.
+    Chunks of values are byte-aligned, and the temporary memory is a small multiple of 8 * _CHUNK bytes whatever the length
+    of the input. What does not fill a group goes through a matrix of single bits.
+
+    Packing: two neighbours of b bits are one value of 2b bits, so neighbours are joined as long as that fits a word at
+    any bit of a byte. Eight values of b bits fill b bytes: values c, c + 8, c + 16, ... start b bytes apart and at the
+    same bit of a byte, and each such column is one shift and one OR on a strided view of the bytes as 64-bit words.
+
+    Unpacking: 64 / gcd(bits, 64) values fill a whole number of 64-bit words, and at the same offsets in every such group.
+    A chunk of words is therefore a matrix with one group per row; column c of the values is shifted by the constant
+    c * bits mod 64 out of word c * bits // 64, and out of the next word where it straddles.
 
 `pack` raises ValueError for values that do not fit, `unpack` raises WireError for bytes `pack` cannot have written, so
 there is exactly one byte string for each array.
@@ -37,6 +42,8 @@ _CHUNK = 1 << 17
 _MIN_GROUPS = 16
 _BYTE_WIDTHS = {8: np.dtype("<u1"), 16: np.dtype("<u2"), 32: np.dtype("<u4"), 64: np.dtype("<u8")}
 _LITTLE_U64 = np.dtype("<u8")
+_LOADABLE = _WORD_BITS - 7  # widths that fit a word at any bit of a byte
+_ALIGNED = 128  # values at a time that pack joins in pairs, up to four times over, and still are groups of eight
 
 
 def packed_size(count: int, bits: int) -> int:
@@ -46,17 +53,14 @@ def packed_size(count: int, bits: int) -> int:
 
 
 def pack(values: np.ndarray, bits: int) -> bytes:
-    """Packs a vector of integers in [0, 2^bits). Any integer dtype will do; uint64 is taken without conversion."""
+    """Packs a vector of integers in [0, 2^bits). Any integer dtype will do."""
     values = _integer_vector(values)
     _, bits = _checked_shape(values.size, bits)
     if values.size:
         low, high = int(values.min()), int(values.max())
         if low < 0 or high >> bits:
             raise ValueError(f"value {low if low < 0 else high} does not fit in {bits} unsigned bits")
-    return b"".join(
-        _pack_chunk(values[start : start + _CHUNK].astype(np.uint64, copy=False), bits)
-        for start in range(0, values.size, _CHUNK)
-    )
+    return b"".join(_pack_chunk(values[start : start + _CHUNK], bits) for start in range(0, values.size, _CHUNK))
 
 
 def unpack(data: bytes | bytearray | memoryview, count: int, bits: int) -> np.ndarray:
@@ -177,24 +181,33 @@ def _groups(count: int, bits: int) -> tuple[int, int, int]:
 def _pack_chunk(values: np.ndarray, bits: int) -> bytes:
     if bits in _BYTE_WIDTHS:
         return values.astype(_BYTE_WIDTHS[bits], copy=False).tobytes()
-    groups, columns, words = _groups(values.size, bits)
-    split = groups * columns
-    return (_pack_groups(values[:split], bits, columns, words) if groups else b"") + _pack_rest(values[split:], bits)
+    split = values.size // _ALIGNED * _ALIGNED
+    return (_pack_joined(values[:split], bits) if split else b"") + _pack_rest(values[split:], bits)
 
 
-def _pack_groups(values: np.ndarray, bits: int, columns: int, words: int) -> bytes:
-    # Transposing costs two passes and makes each of the ~3 * columns passes below contiguous.
-    by_column = np.ascontiguousarray(values.reshape(-1, columns).T)
-    by_word = np.zeros((words, by_column.shape[1]), np.uint64)
-    shifted = np.empty(by_column.shape[1], np.uint64)
-    for c in range(columns):
-        word, shift = divmod(c * bits, _WORD_BITS)
-        np.left_shift(by_column[c], np.uint64(shift), out=shifted)
-        by_word[word] |= shifted
-        if shift + bits > _WORD_BITS:
-            np.right_shift(by_column[c], np.uint64(_WORD_BITS - shift), out=shifted)
-            by_word[word + 1] |= shifted
-    return by_word.T.astype(_LITTLE_U64, order="C").tobytes()
+def _pack_joined(values: np.ndarray, bits: int) -> bytes:
+    as_words = {"dtype": np.uint64, "casting": "unsafe"}  # values fit, whatever their type
+    while 2 * bits <= _LOADABLE and bits not in _BYTE_WIDTHS:
+        joined = np.left_shift(values[1::2], np.uint64(bits), **as_words)
+        values = np.bitwise_or(joined, values[::2], out=joined, **as_words)
+        bits *= 2
+    if bits in _BYTE_WIDTHS:
+        return values.astype(_BYTE_WIDTHS[bits]).tobytes()
+    if bits <= _LOADABLE:
+        pieces = [(0, values)]
+    else:
+        wide = values.astype(np.uint64, copy=False)
+        pieces = [(0, wide & _mask(32)), (32, wide >> np.uint64(32))]
+    groups = values.size // 8
+    stream = np.zeros(groups * bits + _LITTLE_U64.itemsize, np.uint8)  # the last word reaches past the last value
+    shifted = np.empty(groups, np.uint64)
+    for start, piece in pieces:
+        for c, column in enumerate(piece.reshape(groups, 8).T):
+            first, shift = divmod(c * bits + start, 8)
+            words = np.ndarray((groups,), _LITTLE_U64, stream, first, (bits,))
+            np.left_shift(column, np.uint64(shift), out=shifted, **as_words)
+            np.bitwise_or(words, shifted, out=words)
+    return stream[: groups * bits].tobytes()
 
 
 def _pack_rest(values: np.ndarray, bits: int) -> bytes:
