@@ -1,6 +1,6 @@
 """Surprise's fits for `benchmarks.recsys_speed`, under a Python that has it and needs nothing of fedmpi.
 
-    python recsys_surprise.py FOLDER    # with train.npy and test.npy, columns party, item, rating; prints one JSON list
+python recsys_surprise.py FOLDER    # with train.npy and test.npy, columns party, item, rating; prints one JSON list
 """
 
 import json

@@ -149,6 +149,8 @@ class Ratings:
     """lambda of q_i; under steps a share of every rating's gradient as printed, MMF (6), otherwise once an item"""
     bias_reg: NonNegative = 2.0
     """lambda of an item's bias"""
+    rating_centre: float = 3.5
+    """where biases and constants start from and are pulled to: a public guess of the mean rating"""
     factor_start: NonNegative = 0.1
     """spread of q_i before round 1 (and of p_u, under steps)"""
     factor_mean: float = 0.0

@@ -23,7 +23,7 @@ class Context(RatingMethod):
         features = self.item_x.shape[1] + len(store.user_feature_names)
         self.model = make(self.kind, features, settings.mask_rank, settings.mask_hidden)
         self.width = self.model.size
-        self.centre = (store.scale.lowest + store.scale.highest + store.scale.step) / 2
+        self.centre = settings.rating_centre
         self.optimizer = Adam(server.server_lr) if server.optimizer == "adam" else Sgd(server.server_lr)
 
     @property

@@ -49,7 +49,7 @@ class Factorisation(RatingMethod):
     def initial(self) -> np.ndarray:
         layout, settings = self.layout, self.config.ratings
         rows = np.zeros((layout.items, layout.width))
-        layout.bias(rows)[:] = self.start if self.unmasked else 0.0
+        layout.bias(rows)[:] = self.start
         drawn = self.rng("initial").standard_normal((layout.items, layout.factors))
         layout.q(rows)[:] = settings.factor_mean + settings.factor_start * drawn
         return rows.astype(np.float32).reshape(-1)
@@ -123,10 +123,9 @@ class Factorisation(RatingMethod):
     def pulled_to(self, rows: np.ndarray, counts: np.ndarray | None) -> tuple[np.ndarray | float, np.ndarray | float]:
         """(q, b) that regularisation pulls to: nothing and the middle of the scale; or, with `item_prior`, what the
         server's ridge regression on public attributes and on the number of raters predicts of the item."""
-        nothing = self.start if self.unmasked else 0.0
         self.steps_done += 1
         if not self.config.ratings.item_prior or counts is None or self.steps_done <= PRIOR_FROM:
-            return 0.0, nothing
+            return 0.0, self.start
         log = np.log1p(counts)
         log = (log - log.mean()) / max(log.std(), 1e-9)
         x = np.column_stack((np.ones(len(log)), item_features(self.store), log, np.square(log) - 1))

@@ -16,14 +16,14 @@ class PrivateModels:
     reference_scores = ("rmse_private_model", "rmse_party_mean")
 
     def fit(self: RatingMethod) -> Predictions:
-        settings, scale = self.config.ratings, self.store.scale
+        settings = self.config.ratings
         x = item_features(self.store)
         model = make(self.kind, x.shape[1], settings.mask_rank, settings.mask_hidden)
         rule = Fit(
             settings.mask_offset_reg,
             settings.mask_reg,
             settings.mask_inner_reg,
-            (scale.lowest + scale.highest + scale.step) / 2,
+            settings.rating_centre,
             settings.mask_epochs,
             settings.mask_lr,
         )
