@@ -7,7 +7,6 @@ A method is one file in a `methods` folder, named as the user types it (`dp_pfed
 defines a class `Method`. A class elsewhere works as well: `--method mypackage.mymodule:MyMethod`.
 """
 
-import dataclasses
 import importlib
 import importlib.util
 import pkgutil
@@ -72,6 +71,8 @@ class Algorithm(ABC):
     shares: bool = True  # False: nothing is sent; the run is one evaluation
     chooses_clear: bool = False  # whether `clear_parties` follows --clear-rule
     scores: tuple[str, ...] = ("accuracy",)  # what `summarise` gives, as summary.json names it
+    score_columns: int = 2  # of an `evaluate_all` row
+    reference_columns: int = 3  # of a `references_all` row
     reference_scores: tuple[str, ...] = ("accuracy_untrained", "accuracy_local_only")
     report_columns: tuple[str, ...] = ("loss", "head_loss", "penalty")  # LocalUpdate.figures, in this order
 
@@ -122,19 +123,21 @@ class Algorithm(ABC):
         raise NotImplementedError
 
     def evaluate_all(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> np.ndarray:
-        """A row of figures for each party, for `summarise` on rank 0."""
-        return np.array([dataclasses.astuple(self.evaluate(party, theta, round)) for party in parties], np.float64)
+        """A row of figures for each party; their sum over parties is all that `summarise` needs."""
+        scores = (self.evaluate(party, theta, round) for party in parties)
+        return np.array([(score.correct / score.total, 1.0) for score in scores])
 
     def references_all(self, parties: tuple[int, ...], theta: np.ndarray) -> np.ndarray:
         """The same for `summarise_references`."""
-        return np.array([dataclasses.astuple(self.references(party, theta)) for party in parties], np.float64)
+        found = (self.references(party, theta) for party in parties)
+        return np.array([(own.untrained_correct / own.total, own.local_correct / own.total, 1.0) for own in found])
 
-    def summarise(self, rows: np.ndarray) -> dict[str, float]:
-        """The scores from everybody's `evaluate_all` rows, in party order."""
-        return {"accuracy": float(np.mean(rows[:, 0] / rows[:, 1]))}
+    def summarise(self, total: np.ndarray) -> dict[str, float]:
+        """The scores from the sum of everybody's `evaluate_all` rows."""
+        return {"accuracy": float(total[0] / total[1])}
 
-    def summarise_references(self, rows: np.ndarray) -> dict[str, float | None]:
-        untrained, alone = (float(np.mean(rows[:, column] / rows[:, 2])) for column in (0, 1))
+    def summarise_references(self, total: np.ndarray) -> dict[str, float | None]:
+        untrained, alone = (float(total[column] / total[2]) for column in (0, 1))
         return {"accuracy_untrained": untrained, "accuracy_local_only": alone if alone >= 0 else None}
 
     def summarise_training(self, rows: np.ndarray) -> dict[str, float]:

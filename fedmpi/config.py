@@ -217,8 +217,9 @@ class Privacy:
     """seeded: reproducible and protects nobody; os: noise keys from the operating system, no hash promise"""
     noise_margin: Annotated[float, Range(least=0, most=0.9)] = 0.0
     """share of the cohort that may drop out and leave enough noise for the target: shares are larger by 1/(1 - margin)"""
-    metrics: Literal["party", "none"] = "party"
-    """party: losses and test counts of each party reach the server, outside epsilon; none: they stay home"""
+    metrics: Literal["party", "securesum", "none"] = "party"
+    """party: losses and test counts of each party reach the server, outside epsilon; securesum: only sums of test figures
+    do, through the protocol; none: they stay home"""
 
 
 @dataclass(frozen=True)
@@ -371,6 +372,8 @@ def _check_aggregation(config: Config) -> None:
             raise ConfigError("adversary = active: needs --pki FILE; make one with python -m fedmpi.secagg.pki")
         if settings.aggregation == "plain":
             raise ConfigError("adversary = active: means nothing under plain aggregation")
+    if config.privacy.metrics == "securesum" and settings.aggregation == "plain":
+        raise ConfigError("metrics = securesum: needs aggregation secure or hybrid, whose protocol adds them up")
     for name in ("clear_parties", "clear_rule"):
         value = getattr(settings, name)
         if value and settings.aggregation != "hybrid":

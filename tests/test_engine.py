@@ -131,7 +131,9 @@ def law_totals(config, ranks, dimension, coordinates, bits, setup_bytes):
         ("update", "up"): rounds * parties * PlainInput.wire_size(0, value_bytes),
         ("report", "up"): rounds * parties * TrainReport.wire_size(1, 5),
         ("evaluation", "down"): evaluations * sum(Evaluate.wire_size(dimension, block) for block in blocks),
-        ("evaluation", "up"): evaluations * sum(EvalReport.wire_size(block, 3) for block in blocks),
+        ("evaluation", "up"): sum(
+            EvalReport.wire_size(block, 3) + (evaluations - 1) * EvalReport.wire_size(block, 2) for block in blocks
+        ),
         ("bookkeeping", "down"): Stop.wire_size() * len(blocks),
     }
     logical = {
@@ -141,7 +143,7 @@ def law_totals(config, ranks, dimension, coordinates, bits, setup_bytes):
         ("update", "up"): wire["update", "up"],
         ("report", "up"): wire["report", "up"],
         ("evaluation", "down"): evaluations * parties * Evaluate.wire_size(dimension, 1),
-        ("evaluation", "up"): evaluations * parties * EvalReport.wire_size(1, 3),
+        ("evaluation", "up"): parties * (EvalReport.wire_size(1, 3) + (evaluations - 1) * EvalReport.wire_size(1, 2)),
     }
     return wire, logical
 

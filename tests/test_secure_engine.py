@@ -1,5 +1,6 @@
 """Secure aggregation inside the engine: the same model as plain, whatever vanishes, and honest about what it protects."""
 
+import csv
 import json
 import time
 
@@ -8,6 +9,7 @@ import pytest
 from fedmpi.errors import ConfigError, DataError, ProtocolError
 from fedmpi.runtime.client import Client
 from fedmpi.runtime.dropout import parse
+from fedmpi.runtime.metrics import EVALUATION
 from fedmpi.secagg import messages as secagg
 from fedmpi.secagg import pki
 
@@ -309,3 +311,34 @@ def test_identities_are_kept_apart_and_checked(tmp_path):
     file.write_text("{}")
     with pytest.raises(DataError, match="not a file of public identities"):
         pki.read_public(file, 3)
+
+
+# ---- metrics as sums ----
+
+
+@pytest.mark.parametrize("aggregation", ["secure", "hybrid --clear-parties 0,2"])
+def test_securesum_gives_the_same_scores_and_nobodys_own(aggregation, make_config, run_in_memory):
+    flags = f"--parties 6 --local-epochs 1 --aggregation {aggregation} --dropout 1:3:mask"
+    open_ = run_in_memory(make_config(flags), 3)
+    config = make_config(f"{flags} --metrics securesum")
+    summed = run_in_memory(config, 4)
+    for name in ("accuracy", "accuracy_untrained", "accuracy_local_only"):
+        assert summed[name] == pytest.approx(open_[name], abs=1e-5)
+    assert summed["model_sha256"] == open_["model_sha256"]
+    with open(config.out / "messages.csv") as stream:
+        rows = list(csv.DictReader(stream))
+    assert not {"EvalReport", "TrainReport"} & {row["message"] for row in rows}
+    # the references and one evaluation, by all six, beside two rounds in which some go through the protocol
+    evaluations = {row["round"] for row in rows if int(row["round"]) >= EVALUATION}
+    assert len(evaluations) == 2
+    inputs = sum(
+        int(row["messages"]) for row in rows if row["message"] == "MaskedInput" and row["round"] in evaluations
+    )
+    assert inputs == 6 * len(evaluations)
+    released = json.loads((config.out / "privacy.json").read_text())["released"]
+    assert "the sums of the parties' evaluation metrics, without noise" in released
+
+
+def test_securesum_needs_the_protocol(make_config):
+    with pytest.raises(ConfigError, match="metrics = securesum: needs aggregation secure or hybrid"):
+        make_config("--metrics securesum --aggregation plain")

@@ -27,10 +27,11 @@ class Aggregator:
     width: int = 0  # of its rows, if parties send rows; 0: they send coordinates
     meter: Meter = no_meter
     clear: set[int] = field(default_factory=set)  # who shares in the clear
+    hide_all: bool = False  # nobody, whatever the configuration says
 
     def __post_init__(self) -> None:
         """Everybody under plain, nobody under secure, the listed under hybrid; a rule of the method's adds to these."""
-        kind = self.config.aggregation.aggregation
+        kind = "" if self.hide_all else self.config.aggregation.aggregation
         if kind == "plain":
             self.clear.update(range(self.config.run.parties))
         elif kind == "hybrid":

@@ -16,6 +16,7 @@ class RatingMethod(RowAlgorithm):
 
     task = "recommendation"
     scores = ("rmse", "mae")
+    score_columns = reference_columns = 3
     reference_scores = ("rmse_party_mean",)
     report_columns = ("squared_error", "ratings")
 
@@ -72,12 +73,12 @@ class RatingMethod(RowAlgorithm):
         columns = (np.square(error), np.abs(error), np.ones(len(error)))
         return np.stack([np.bincount(self.test_users, weights, size) for weights in columns], axis=1)
 
-    def summarise(self, rows):
-        squared, absolute, number = rows[:, :3].sum(axis=0)
+    def summarise(self, total):
+        squared, absolute, number = total[:3]
         return {"rmse": float(np.sqrt(squared / number)), "mae": float(absolute / number)}
 
-    def summarise_references(self, rows):
-        found = {"rmse_party_mean": self.summarise(rows)["rmse"]}
+    def summarise_references(self, total):
+        found = {"rmse_party_mean": self.summarise(total)["rmse"]}
         return found if self.store.optimum_rmse is None else found | {"rmse_optimum": self.store.optimum_rmse}
 
     def summarise_training(self, rows):

@@ -13,6 +13,7 @@ class PrivateModels:
     """Fitting and scoring private models, for the methods that have them."""
 
     kind: str  # lr, fm, nn
+    reference_columns = 6
     reference_scores = ("rmse_private_model", "rmse_party_mean")
 
     def fit(self: RatingMethod) -> Predictions:
@@ -33,8 +34,8 @@ class PrivateModels:
         alone = self._errors(self.private.test)[self.local(parties)]
         return np.concatenate((super().references_all(parties, theta), alone), axis=1)
 
-    def summarise_references(self, rows):
-        return {"rmse_private_model": self.summarise(rows[:, 3:])["rmse"]} | super().summarise_references(rows)
+    def summarise_references(self, total):
+        return {"rmse_private_model": self.summarise(total[3:])["rmse"]} | super().summarise_references(total)
 
 
 class Masked(PrivateModels, Factorisation):
@@ -61,6 +62,7 @@ class Alone(PrivateModels, RatingMethod):
     """A private model for each party and nothing else: what the mask is worth by itself."""
 
     shares = False
+    reference_columns = 3
     reference_scores = ("rmse_party_mean",)
     width = 1
     dimension = 1
@@ -78,8 +80,8 @@ class Alone(PrivateModels, RatingMethod):
     def references_all(self, parties, theta):
         return RatingMethod.references_all(self, parties, theta)
 
-    def summarise_references(self, rows):
-        return RatingMethod.summarise_references(self, rows)
+    def summarise_references(self, total):
+        return RatingMethod.summarise_references(self, total)
 
     def row_updates(self, parties, theta, round):
         raise NotImplementedError("a method that shares nothing is not asked for updates")

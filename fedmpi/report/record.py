@@ -3,7 +3,7 @@
 config.yaml      the resolved configuration
 rounds.jsonl     a row a round
 messages.csv     the ledger
-    costs.csv        CPU seconds of each party by protocol phase and cost
+costs.csv        CPU seconds of each party by protocol phase and cost
 privacy.json     the statement about epsilon and how it came about
 summary.json     the run in one object
 """
@@ -47,19 +47,21 @@ class Record:
         except OSError as error:
             raise ConfigError(f"out = {self.out}: cannot be written ({error.strerror or error})") from None
 
-    def opening(self, release, privacy) -> None:
-        """What is said before the first round."""
+    def opening(self, release, privacy, by_coordinate: bool) -> None:
+        """What is said before the first round. `by_coordinate`: the bound is that of each value, not of an update's norm."""
         config, encoding = self.config, release.encoding
         self.terminal.say(
             f"{config.run.method} on {config.data.dataset}: {config.run.parties} parties, {config.run.rounds} rounds, "
             f"{encoding.dimension} coordinates of {encoding.bits} bits a party and round, "
             f"{config.aggregation.aggregation} aggregation, support {config.aggregation.support}"
         )
-        self.terminal.say(
-            describe(
-                release.multiplier, config.privacy.sampling, config.run.parties, encoding.dimension, config.privacy.clip
+        if by_coordinate:
+            self.terminal.say(
+                f"noise: none; values of a row within ±{encoding.clip:g}, in steps of {1 / encoding.scale:.2g}"
             )
-        )
+        else:
+            q, parties = config.privacy.sampling, config.run.parties
+            self.terminal.say(describe(release.multiplier, q, parties, encoding.dimension, encoding.clip))
         for line in warnings(config.privacy.delta, config.run.parties, privacy.noise_to_signal()):
             self.terminal.warn(line)
         if config.machine.threads != "1":

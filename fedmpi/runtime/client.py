@@ -10,7 +10,7 @@ from fedmpi.aggregation.base import PartySession
 from fedmpi.algorithm import Algorithm, LocalUpdate, RowAlgorithm
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, ProtocolError
-from fedmpi.runtime import build, checkpoint, dropout, rows
+from fedmpi.runtime import build, checkpoint, dropout, metrics, rows
 from fedmpi.runtime.memory import proportional_set_size
 from fedmpi.runtime.release import Release
 from fedmpi.runtime.stopwatch import Stopwatch
@@ -51,9 +51,14 @@ def run_client(endpoint: Endpoint, pki: str | None = None) -> int:
 class PartyRound:
     """What a party holds while a round is under way."""
 
-    model: Train
+    model: Train | Evaluate
     update: LocalUpdate | None  # None: it is in the session already
     session: PartySession | None = None  # None until its support is settled
+
+    @property
+    def number(self) -> int:
+        """Of the protocol's round."""
+        return self.model.round + (metrics.EVALUATION if isinstance(self.model, Evaluate) else 0)
 
 
 class Client:
@@ -167,7 +172,7 @@ class Client:
     def protocol(self, message: Message) -> None:
         """A message of the aggregation for one party."""
         state = self.rounds.get(message.party)
-        if state is None or message.round != state.model.round:
+        if state is None or message.round != state.number:
             raise ProtocolError(f"rank 0 sent {type(message).__name__}, which is not its turn", party=message.party)
         if isinstance(message, SupportUnion):
             union = decode_support(message.support, self.algorithm.dimension)
@@ -201,8 +206,21 @@ class Client:
         else:
             with self.watch("evaluation"):
                 figures = self.algorithm.evaluate_all(model.parties, model.theta, model.round)
+        if self.config.privacy.metrics == "securesum":
+            return self.add_up(model, figures)
         alone = model.parties[0] if len(model.parties) == 1 else NOBODY
         self.endpoint.send(SERVER, EvalReport(model.round, alone, model.parties, figures))
+
+    def add_up(self, model: Evaluate, figures: np.ndarray) -> None:
+        """Each party takes its figures through the protocol."""
+        self.rounds.clear()
+        aggregator, encoding = metrics.for_everyone(self.aggregator), metrics.encoding(figures.shape[1])
+        for party, row in zip(model.parties, figures):
+            state = self.rounds[party] = PartyRound(model, None)
+            values, identity = metrics.encode(row), self.identities.get(party)
+            state.session = aggregator.party(state.number, party, model.cohort, encoding, values, None, identity)
+            self.turn = (party, "AdvertiseKeys")
+            self.say(party, state.session.start())
 
     def keep(self, message: Checkpoint) -> None:
         with self.watch("checkpoint"):

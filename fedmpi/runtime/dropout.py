@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from fedmpi.errors import ConfigError
 from fedmpi.privacy.words import SeededWords, uniform
+from fedmpi.runtime.metrics import EVALUATION
 
 PHASES = {
     "advertise": "AdvertiseKeys",
@@ -32,6 +33,8 @@ class DropoutPlan:
 
     def phase(self, round: int, party: int) -> str | None:
         """The phase before which the party vanishes in this round, or None."""
+        if round >= EVALUATION:
+            return None
         if (round, party) in self.events:
             return self.events[round, party]
         if not self.rates:

@@ -3,13 +3,16 @@
 import collections
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedmpi.aggregation.base import Answers, ServerSession, Sum
+from fedmpi.aggregation.choose import Aggregator
 from fedmpi.crypto.prg import KeyStream
 from fedmpi.errors import ProtocolError, TransportError, WireError
+from fedmpi.secagg.encoding import Encoding
 from fedmpi.wire.messages import Message, SupportProposal, SupportUnion, TrainReport, speakers
 from fedmpi.wire.support import decode_support, encode_support
 
@@ -43,10 +46,15 @@ class Gathering:
         elif server.config.aggregation.support == "shared":
             outcome.support = server.algorithm.public_support(server.theta)
         outcome.coordinates = release.encoding.dimension
-        session = server.aggregator.server(
+        return self.sum(server.aggregator, release.encoding, lost)
+
+    def sum(self, aggregator: Aggregator, encoding: Encoding, lost: Iterable[int] = ()) -> Outcome:
+        """Run the aggregation; `lost` are gone before it starts."""
+        server = self.server
+        session = aggregator.server(
             self.round,
             self.cohort,
-            release.encoding,
+            encoding,
             KeyStream.from_os(b"graph"),  # the graph is the server's to draw; it cancels in the sum
             server.identities,
             len(os.sched_getaffinity(0)),
@@ -55,7 +63,7 @@ class Gathering:
             self.send(session.drop(party))
         self.carry(session)
         self.close(session)
-        return outcome
+        return self.outcome
 
     def agree_on_support(self) -> tuple[np.ndarray, set[int]]:
         """Support `union`: every party's proposal, then the union back to them; (union, parties that said nothing)."""
@@ -122,7 +130,7 @@ class Gathering:
                 return None
             source, message = arrived
             self.server.check_host(source, message)
-            if message.round < self.round:
+            if message.round != self.round:
                 continue
             if isinstance(message, TrainReport):
                 self.reports.update(zip(message.parties, message.figures))

@@ -9,11 +9,11 @@ import time
 
 import numpy as np
 
-from fedmpi.algorithm import Algorithm
+from fedmpi.algorithm import Algorithm, RowAlgorithm
 from fedmpi.errors import ProtocolError, TransportError
 from fedmpi.report.record import Record
 from fedmpi.report.savings import hybrid_savings
-from fedmpi.runtime import build, checkpoint, dropout, schedule
+from fedmpi.runtime import build, checkpoint, dropout, metrics, schedule
 from fedmpi.runtime.account import PrivacyAccount
 from fedmpi.runtime.gather import Gathering, Outcome
 from fedmpi.runtime.memory import proportional_set_size
@@ -63,7 +63,7 @@ class Server:
                 self.restore(plan.resume_round)
             self.collect(self.placement.ranks(), Ready, self._check_ready)
             self.aggregator.check()
-        record.opening(self.release, self.privacy)
+        record.opening(self.release, self.privacy, isinstance(self.algorithm, RowAlgorithm))
 
     # ---- the run ----
 
@@ -137,19 +137,39 @@ class Server:
 
     def evaluate(self, round: int) -> dict[str, float | None]:
         """The scores over all parties, each on its own test data; None where metrics stay home."""
-        if self.config.privacy.metrics == "party":
-            self.scores = self.algorithm.summarise(self.ask_everyone(round))
+        total = self.ask_everyone(round, self.algorithm.score_columns)
+        if total is not None:
+            self.scores = self.algorithm.summarise(total)
         return self.scores
 
     def measure_references(self) -> None:
         """Round 0: what the parties reach without any sharing, for the closing table."""
-        if self.config.privacy.metrics == "party" and self.algorithm.reference_scores:
-            self.references = self.algorithm.summarise_references(self.ask_everyone(0))
+        total = self.ask_everyone(0, self.algorithm.reference_columns) if self.algorithm.reference_scores else None
+        if total is not None:
+            self.references = self.algorithm.summarise_references(total)
 
-    def ask_everyone(self, round: int) -> np.ndarray:
-        """Every party's figures on the current model, in party order."""
-        everyone = range(self.config.run.parties)
+    def ask_everyone(self, round: int, columns: int) -> np.ndarray | None:
+        """The sum of every party's figures on the current model; None where metrics stay home, or could not be had."""
+        if self.config.privacy.metrics == "none":
+            return None
+        everyone = tuple(range(self.config.run.parties))
         self.send_model(Evaluate, round, everyone)
+        with self.watch("evaluation" if round else "references"):
+            if self.config.privacy.metrics == "securesum":
+                return self.add_up(round, everyone, columns)
+            return self.add_reports(round, everyone)
+
+    def add_up(self, round: int, everyone: tuple[int, ...], columns: int) -> np.ndarray | None:
+        """The sum through the protocol, over whoever is left at its end."""
+        encoding = metrics.encoding(columns)
+        gathering = Gathering(self, round + metrics.EVALUATION, everyone)
+        outcome = gathering.sum(metrics.for_everyone(self.aggregator), encoding)
+        for line in outcome.complaints:
+            self.record.terminal.warn(line)
+        return None if outcome.sum is None else encoding.decode(outcome.sum.total)
+
+    def add_reports(self, round: int, everyone: tuple[int, ...]) -> np.ndarray:
+        """Every party's own figures, added in party order."""
         reports: dict[int, EvalReport] = {}  # by the rank's first party
 
         def take(message: Message) -> None:
@@ -159,9 +179,8 @@ class Server:
         def missing() -> set[int]:
             return set(everyone).difference(*(report.parties for report in reports.values()))
 
-        with self.watch("evaluation" if round else "references"):
-            self.pump(take, lambda: not missing(), missing)
-        return np.concatenate([reports[first].figures for first in sorted(reports)])
+        self.pump(take, lambda: not missing(), missing)
+        return np.concatenate([reports[first].figures for first in sorted(reports)]).sum(axis=0)
 
     def checkpoint(self, round: int) -> None:
         with self.watch("checkpoint"):

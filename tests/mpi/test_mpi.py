@@ -99,7 +99,14 @@ def test_two_ranks_may_send_to_each_other_at_once():
 
 @pytest.mark.parametrize(
     "flags",
-    ["", "--support own", "--aggregation secure --dropout 0.2", "--method centaur --sampling 0.7 --min-cohort 1"],
+    [
+        "",
+        "--support own",
+        "--aggregation secure --dropout 0.2",
+        "--method centaur --sampling 0.7 --min-cohort 1",
+        "--preset demo-recsys --method fedmmf-lr --items 40 --ratings 300 --support own",
+        "--preset demo-recsys --method fedmf --items 40 --ratings 300 --graph complete --aggregation hybrid --clear-parties 1,4",
+    ],
 )
 def test_a_run_gives_the_model_that_the_in_memory_transport_gives(flags, make_config, run_in_memory, tmp_path):
     from fedmpi.report.terminal import Terminal
