@@ -412,6 +412,16 @@ def test_masked_ratings_and_predictions_are_those_of_the_paper(make):
     assert np.allclose(method.predictions(theta), wanted + method.private.test)  # MMF (12)
 
 
+def test_biases_start_at_the_mean_of_raw_ratings_and_at_nothing_for_masked_ones(make):
+    for name, start in (("fedmf", 2.5), ("fedmmf-lr", 0.0)):
+        method = hosted(make(f"--method {name} --rating-centre 2.5"))
+        rows_ = method.layout.rows(method.initial())
+        assert np.all(method.layout.bias(rows_) == start)
+        # with nothing to say, a step leaves them there
+        stepped = method.step(method.initial(), np.zeros(method.dimension), 1.0, None)
+        assert np.all(method.layout.bias(method.layout.rows(stepped)) == start)
+
+
 def test_with_min_raters_items_of_few_are_counted_and_not_trained(make, run_in_memory):
     config = make("--min-raters 8 --rounds 4")
     method = hosted(config)

@@ -32,9 +32,8 @@ class Factorisation(RatingMethod):
             settings.party_lr,
             settings.item_bias,
         )
-        self.start = (
-            (store.scale.lowest + store.scale.highest) / 2 + store.scale.step / 2 if settings.item_bias else 0.0
-        )
+        # Where item biases start and are pulled to; masked ratings have no mean to speak of.
+        self.start = settings.rating_centre if settings.item_bias and self.unmasked else 0.0
         self.steps_done = 0
         self.optimizer = {
             "sgd": lambda: Sgd(server.server_lr),

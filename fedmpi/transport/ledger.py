@@ -84,9 +84,14 @@ class Ledger:
 
     def summary(self, direction: str, phases: Iterable[str] | None = None) -> dict:
         """The four byte totals of one direction, as summary.json has them."""
-        names = ("wire_payload", "wire_framing", "logical_payload", "logical_framing")
-        chosen = tuple(phases) if phases is not None else PHASES
-        return {name: sum(self.total(name, direction=direction, phase=phase) for phase in chosen) for name in names}
+        chosen = {PHASES.index(phase) for phase in (PHASES if phases is None else phases)}
+        way = DIRECTIONS.index(direction)
+        totals = [0] * len(COUNTS)
+        for key, counts in self._rows.items():
+            if key[3] == way and key[1] in chosen:
+                for index, count in enumerate(counts):
+                    totals[index] += count
+        return {name: total for name, total in zip(COUNTS, totals) if name != "messages"}
 
     def _add(self, key: tuple, *counts: int) -> None:
         row = self._rows[key]
