@@ -13,8 +13,9 @@ from fedmpi.algorithm import Algorithm, RowAlgorithm
 from fedmpi.errors import ProtocolError, TransportError
 from fedmpi.report.record import Record
 from fedmpi.report.savings import hybrid_savings
-from fedmpi.runtime import build, checkpoint, dropout, metrics, schedule
+from fedmpi.runtime import build, checkpoint, dropout, schedule
 from fedmpi.runtime.account import PrivacyAccount
+from fedmpi.runtime.evaluate import ask_everyone
 from fedmpi.runtime.gather import Gathering, Outcome
 from fedmpi.runtime.memory import proportional_set_size
 from fedmpi.runtime.placement import Placement
@@ -23,7 +24,6 @@ from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.messages import (
     Account,
     Checkpoint,
-    EvalReport,
     Evaluate,
     Message,
     Ready,
@@ -137,50 +137,16 @@ class Server:
 
     def evaluate(self, round: int) -> dict[str, float | None]:
         """The scores over all parties, each on its own test data; None where metrics stay home."""
-        total = self.ask_everyone(round, self.algorithm.score_columns)
+        total = ask_everyone(self, round, self.algorithm.score_columns)
         if total is not None:
             self.scores = self.algorithm.summarise(total)
         return self.scores
 
     def measure_references(self) -> None:
         """Round 0: what the parties reach without any sharing, for the closing table."""
-        total = self.ask_everyone(0, self.algorithm.reference_columns) if self.algorithm.reference_scores else None
+        total = ask_everyone(self, 0, self.algorithm.reference_columns) if self.algorithm.reference_scores else None
         if total is not None:
             self.references = self.algorithm.summarise_references(total)
-
-    def ask_everyone(self, round: int, columns: int) -> np.ndarray | None:
-        """The sum of every party's figures on the current model; None where metrics stay home, or could not be had."""
-        if self.config.privacy.metrics == "none":
-            return None
-        everyone = tuple(range(self.config.run.parties))
-        self.send_model(Evaluate, round, everyone)
-        with self.watch("evaluation" if round else "references"):
-            if self.config.privacy.metrics == "securesum":
-                return self.add_up(round, everyone, columns)
-            return self.add_reports(round, everyone)
-
-    def add_up(self, round: int, everyone: tuple[int, ...], columns: int) -> np.ndarray | None:
-        """The sum through the protocol, over whoever is left at its end."""
-        encoding = metrics.encoding(columns)
-        gathering = Gathering(self, round + metrics.EVALUATION, everyone)
-        outcome = gathering.sum(metrics.for_everyone(self.aggregator), encoding)
-        for line in outcome.complaints:
-            self.record.terminal.warn(line)
-        return None if outcome.sum is None else encoding.decode(outcome.sum.total)
-
-    def add_reports(self, round: int, everyone: tuple[int, ...]) -> np.ndarray:
-        """Every party's own figures, added in party order."""
-        reports: dict[int, EvalReport] = {}  # by the rank's first party
-
-        def take(message: Message) -> None:
-            if isinstance(message, EvalReport) and message.round == round:
-                reports[message.parties[0]] = message  # anything else is late: the last words of a dropped party
-
-        def missing() -> set[int]:
-            return set(everyone).difference(*(report.parties for report in reports.values()))
-
-        self.pump(take, lambda: not missing(), missing)
-        return np.concatenate([reports[first].figures for first in sorted(reports)]).sum(axis=0)
 
     def checkpoint(self, round: int) -> None:
         with self.watch("checkpoint"):
@@ -245,20 +211,6 @@ class Server:
         return self.record.closing(facts, self.privacy, self.endpoint.ledger, self.costs)
 
     # ---- waiting ----
-
-    def pump(self, take, done, waiting) -> None:
-        """Hand every message to `take` until `done`; the deadline names who is still missing."""
-        deadline = time.monotonic() + self.config.run.round_deadline
-        while not done():
-            arrived = self.endpoint.poll(max(0.0, deadline - time.monotonic()))
-            if arrived is None:
-                missing = ", ".join(map(str, sorted(waiting())[:10])) or "a report"
-                raise TransportError(
-                    f"no answer within {self.config.run.round_deadline:g} s (round_deadline); missing: {missing}"
-                )
-            source, message = arrived
-            self.check_host(source, message)
-            take(message)
 
     def check_host(self, source: int, message: Message) -> None:
         hosted = self.placement.parties_of(source)
