@@ -8,7 +8,6 @@ defines a class `Method`. A class elsewhere works as well: `--method mypackage.m
 """
 
 import importlib
-import importlib.util
 import pkgutil
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -211,15 +210,14 @@ def load_method(name: str) -> type[Algorithm]:
             return getattr(importlib.import_module(module_name), class_name)
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"method = {name}: {error}") from None
-    check_method(name)
+    return importlib.import_module(f"{folder_of(name)}.{name.replace('-', '_')}").Method
+
+
+def folder_of(name: str) -> str | None:
+    """The folder that a method's file is in, without importing it; None for one from elsewhere, ConfigError for none."""
+    if ":" in name:
+        return None
     for folder in FOLDERS:
-        module = f"{folder}.{name.replace('-', '_')}"
-        if importlib.util.find_spec(module):
-            return importlib.import_module(module).Method
-    raise ConfigError(f"method = {name}: not found")
-
-
-def check_method(name: str) -> None:
-    """Refuse an unknown name early, on rank 0, without importing what the method needs."""
-    if ":" not in name and name not in method_names():
-        raise ConfigError(f"method = {name}: must be one of {', '.join(method_names())}, or module:Class")
+        if name in method_names((folder,)):
+            return folder
+    raise ConfigError(f"method = {name}: must be one of {', '.join(method_names())}, or module:Class")

@@ -471,7 +471,8 @@ def test_the_hybrid_rule_decides_by_each_partys_own_data(make, run_in_memory):
 REFUSED_SETTINGS = {
     "--epsilon 1": "epsilon = 1: fedmf adds no noise",
     "--denominator expected": "denominator = expected",
-    "--dataset digits": "dataset = digits: not for method fedmf",
+    "--dataset digits": "dataset = digits: not for method fedmf, which takes generated, lastfm",
+    "--method dp-pfeddsu": "dataset = generated: not for method dp-pfeddsu, which takes an image set",
     "--support shared": "support = shared: method fedmf takes own, dense",
     "--aggregation hybrid --support dense --clear-rule speed<=1 --method fedmmf-lr": "clear_rule = speed<=1: must be",
     "--aggregation hybrid --support dense --clear-rule indicator<=2 --method fedmmf-lr": "clear_rule = indicator<=2: must be",
@@ -481,10 +482,11 @@ REFUSED_SETTINGS = {
 
 
 @pytest.mark.parametrize("flags", REFUSED_SETTINGS)
-def test_settings_that_cannot_be_are_refused_in_one_line(flags, make, run_in_memory):
+def test_settings_that_cannot_be_are_refused_in_one_line(flags, make, run_in_memory, tmp_path):
     with pytest.raises(ConfigError) as caught:
         run_in_memory(make(flags), 3)
     assert REFUSED_SETTINGS[flags] in str(caught.value) and "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("config.yaml"))  # no folder is claimed for a run that cannot be
 
 
 @pytest.mark.parametrize("name", METHODS)

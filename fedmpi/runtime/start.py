@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedmpi.aggregation.choose import Aggregator
-from fedmpi.algorithm import check_method
+from fedmpi.algorithm import folder_of
 from fedmpi.cli import resolve
 from fedmpi.config import Config
+from fedmpi.data.rating_store import RATING_SETS
 from fedmpi.errors import ConfigError
 from fedmpi.privacy.accountant import calibrate
 from fedmpi.report.record import Record, free_folder
@@ -40,7 +41,7 @@ def prepare_run(argv: list[str], ranks: int, transport: str) -> Start:
 
 
 def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | None = None) -> Start:
-    check_method(config.run.method)
+    _check_method(config)
     placement = Placement(config.run.parties, ranks)
     dropout.parse(config.aggregation.dropout, config.run.seed, config.run.parties)
     if not (config.aggregation.aggregation == "hybrid" and config.aggregation.clear_rule):
@@ -55,6 +56,17 @@ def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | N
     record = Record(config, transport, terminal or Terminal())
     record.open(resume_round)
     return Start(build.Plan(config, multiplier, secrets.token_hex(16), resume_round), placement, record)
+
+
+def _check_method(config: Config) -> None:
+    """What can be said about a method before the others wait for it: importing torch here would hold up every rank."""
+    folder, dataset = folder_of(config.run.method), config.data.dataset
+    rates = folder == "fedmpi.recsys.methods"
+    if folder and dataset != "none" and rates != (dataset in RATING_SETS):
+        wanted = ", ".join(RATING_SETS) if rates else "an image set"
+        raise ConfigError(f"dataset = {dataset}: not for method {config.run.method}, which takes {wanted}")
+    if rates:
+        build.algorithm(config)  # quick, and it knows what else it cannot work with
 
 
 def _choose_folder(config: Config) -> Config:
