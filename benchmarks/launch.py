@@ -44,10 +44,14 @@ class PeakMemory(threading.Thread):
             self.peak = max(self.peak, total)
 
 
-def job(mpirun: Path, ranks: int, arguments: list[str], cache: str, folder: str) -> dict:
-    """Run fedmpi on `ranks` ranks; its summary, with wall time, peak memory and rounds.jsonl."""
-    out = Path(folder) / f"run-{time.monotonic_ns()}"
-    command = [mpirun, "-n", str(ranks), mpirun.parent / "python", "-m", "fedmpi.main", *arguments, "--out", out]
+def job(mpirun: Path, ranks: int, arguments: list[str], cache: str, folder: str, out: Path | None = None) -> dict:
+    """Run fedmpi on `ranks` ranks; its summary, with wall time, peak memory and rounds.jsonl. `out`: a place to resume from."""
+    if "--resume" in arguments:
+        out = Path(arguments[arguments.index("--resume") + 1])
+    else:
+        out = out or Path(folder) / f"run-{time.monotonic_ns()}"
+        arguments = [*arguments, "--out", out]
+    command = [mpirun, "-n", str(ranks), mpirun.parent / "python", "-m", "fedmpi.main", *arguments]
     start = time.monotonic()
     process = subprocess.Popen(command, env=environment(mpirun, cache), cwd=ROOT, stdout=subprocess.DEVNULL)
     memory = PeakMemory(process.pid)

@@ -165,7 +165,7 @@ def _hybrid_rows(hybrid: dict, task: str) -> list[tuple[str, str, str]]:
         (
             "hybrid",
             f"{hybrid['clear']} + {hybrid['hidden']}",
-            f"in the clear + hidden; rank 0 sees {shown} of the clear",
+            f"in the clear + hidden; of the clear ones rank 0 sees {shown}",
         )
     ]
     if hybrid["bytes_saved_up"] is not None:

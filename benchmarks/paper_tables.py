@@ -1,0 +1,253 @@
+"""The first paper's evaluation: tables II to VII and figure 2, each by one command.
+
+    python -m benchmarks.paper_tables II --data-dir DIR [--scale 0.05] [--seeds 3] [--keep DIR] [--json FILE]
+    python -m benchmarks.paper_tables figure2 --figure loss.png
+
+Runs what is missing, resumes what was interrupted, prints the paper's value beside ours (mean ± sd over seeds), what each party
+reaches alone, and whether its epsilon holds. DP-pFedDSU stands twice in every table: with support `own`, which is the paper to the
+letter and has a nominal epsilon only, and with `shared`, whose epsilon holds.
+
+--scale S cuts a table in a stated way: S times the training samples of a party, sqrt(S) times the rounds (the noise adds up over
+rounds, so they are cut less), all parties (the noise of a mean depends on them). --list prints the runs with their numbers, and
+--cell I runs one of them, for an array job.
+"""
+
+import json
+import math
+import shutil
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common import arguments, machine, save, show_machine
+from benchmarks.launch import job
+
+# Training samples of a party in the full data set.
+SAMPLES = {"cifar10": 2500, "cifar100": 500, "emnist": 5640}
+
+RIVALS = {
+    "DP-FedAvg-fb": "--method dp-fedavg-fb --support dense",
+    "PPSGD": "--method ppsgd --support dense",
+    "PMTL-FT": "--method pmtl-ft --support dense",
+    "CENTAUR": "--method centaur --support dense",
+}
+OURS = {
+    "DP-pFedDSU, own": "--method dp-pfeddsu --aggregation plain --support own",
+    "DP-pFedDSU, shared": "--method dp-pfeddsu --support shared",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    row: str
+    column: str
+    preset: str
+    flags: str
+    paper: float | None
+
+
+def _table_two() -> list[Cell]:
+    """Accuracy of all methods, epsilon 1."""
+    paper = {
+        "emnist-s5": (69.97, 66.80, 69.97, 81.11, 81.80),
+        "emnist-s10": (54.93, 52.89, 54.63, 68.97, 71.87),
+        "cifar10-s2": (83.70, 84.35, 83.34, 85.11, 86.29),
+        "cifar10-s5": (49.00, 53.00, 48.86, 53.92, 55.76),
+        "cifar10-s10": (36.98, 43.02, 36.29, 41.06, 43.92),
+        "cifar100-s3": (47.26, 62.63, 48.26, 60.26, 63.47),
+        "cifar100-s5": (29.91, 44.01, 29.67, 43.56, 46.00),
+        "cifar100-s10": (17.70, 28.63, 17.58, 28.30, 28.80),
+    }
+    return [cell for preset, values in paper.items() for cell in _methods(preset, preset, "", values)]
+
+
+def _methods(column: str, preset: str, flags: str, values: tuple) -> list[Cell]:
+    rivals = [Cell(name, column, preset, f"{own} {flags}", value) for (name, own), value in zip(RIVALS.items(), values)]
+    return rivals + [Cell(name, column, preset, f"{own} {flags}", values[-1]) for name, own in OURS.items()]
+
+
+def _table_three() -> list[Cell]:
+    """CIFAR-10, s = 5, under three budgets."""
+    paper = {
+        "0.5": (48.84, 51.62, 48.76, 53.40, 55.71),
+        "1": (49.00, 53.00, 48.86, 53.92, 55.76),
+        "2": (53.13, 55.50, 52.94, 54.85, 55.94),
+    }
+    return [
+        c for eps, values in paper.items() for c in _methods(f"ε = {eps}", "cifar10-s5", f"--epsilon {eps}", values)
+    ]
+
+
+def _table_four() -> list[Cell]:
+    """What reparameterised training (RT) and the dynamic adaptive norm (DAN) add to CENTAUR."""
+    paper = {
+        "cifar10-s10": (41.06, 43.38, 43.92),
+        "cifar10-s5": (53.92, 55.05, 55.76),
+        "emnist-s10": (68.97, 71.10, 71.87),
+    }
+    cells = []
+    for preset, (neither, rt, both) in paper.items():
+        cells.append(Cell("neither (CENTAUR)", preset, preset, RIVALS["CENTAUR"], neither))
+        for name, own in OURS.items():
+            support = name.split(", ")[1]
+            cells.append(Cell(f"RT, {support}", preset, preset, f"{own} --dan-weight 0", rt))
+            cells.append(Cell(f"RT + DAN, {support}", preset, preset, own, both))
+    return cells
+
+
+def _sweep(option: str, paper: dict[str, float], flags: str = "") -> list[Cell]:
+    """One setting of DP-pFedDSU on CIFAR-10, s = 10, where the paper's figures are."""
+    return [
+        Cell(name, value, "cifar10-s10", f"{own} --{option} {value} {flags}", accuracy)
+        for value, accuracy in paper.items()
+        for name, own in OURS.items()
+    ]
+
+
+TABLES = {
+    "II": _table_two,
+    "III": _table_three,
+    "IV": _table_four,
+    "V": lambda: _sweep(
+        "density",
+        {"0.01": 42.1, "0.05": 42.23, "0.1": 41.25, "0.3": 41.95, "0.5": 41.32, "0.7": 42.04, "0.9": 42.18},
+        "--dan-weight 0",
+    ),
+    "VI": lambda: _sweep(
+        "sparse-layers",
+        {"1": 42.23, "2": 41.56, "3": 41.6, "4": 43.4, "5": 42.61, "6": 43.09, "7": 40.74, "8": 41.64},
+        "--dan-weight 0",
+    ),
+    "VII": lambda: _sweep(
+        "dan-weight",
+        {"0.1": 43.38, "0.2": 43.92, "0.3": 43.41, "0.4": 42.69, "0.5": 42.72, "0.6": 43.06, "0.7": 43.35},
+    ),
+    "figure2": lambda: _methods("training loss", "cifar10-s5", "", (None,) * 5),
+}
+
+
+class Runner:
+    def __init__(self, options):
+        self.options = options
+        self.mpirun = Path(sys.executable).parent / "mpirun"
+        self.folder = options.keep.absolute()
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def flags(self, cell: Cell, seed: int) -> list[str]:
+        options, flags = self.options, ["--preset", cell.preset, "--seed", str(seed), *cell.flags.split()]
+        if options.scale < 1:
+            rounds = 50 if cell.preset.startswith("emnist") else 100
+            samples = math.ceil(options.scale * SAMPLES[cell.preset.split("-")[0]])
+            flags += [
+                "--rounds",
+                str(math.ceil(math.sqrt(options.scale) * rounds)),
+                "--samples-per-party",
+                str(samples),
+            ]
+        if options.data_dir:
+            flags += ["--data-dir", str(options.data_dir.absolute())]
+        return [*flags, *options.extra.split()]
+
+    def run(self, cell: Cell, seed: int) -> dict:
+        """The run's summary and rounds: kept, gone on with, or new."""
+        flags = self.flags(cell, seed)
+        name = (
+            " ".join(flags)
+            .replace("--", "")
+            .replace(str(self.options.data_dir and self.options.data_dir.absolute()), "")
+        )
+        place = self.folder / "".join(c if c.isalnum() or c in ".-" else "_" for c in name)[:200]
+        kept = place.with_suffix(place.suffix + ".json")
+        if not kept.exists():
+            going_on = (place / "checkpoint" / "latest").exists()
+            if not going_on:
+                shutil.rmtree(place, ignore_errors=True)  # interrupted before its first checkpoint
+            found = job(
+                self.mpirun,
+                self.options.ranks,
+                ["--resume", str(place)] if going_on else flags,
+                str(self.folder / "cache"),
+                str(self.folder),
+                None if going_on else place,
+            )
+            kept.write_text(json.dumps(found))
+        return json.loads(kept.read_text())
+
+
+def show(cells: list[Cell], found: dict[Cell, list[dict]]) -> list[dict]:
+    rows = []
+    for column in dict.fromkeys(cell.column for cell in cells):
+        print(f"\n{column}")
+        print(f"  {'':<22} {'paper':>7} {'ours':>15} {'alone':>7} {'lift':>7}  epsilon")
+        for cell in (cell for cell in cells if cell.column == column):
+            runs = found[cell]
+            own = [100 * run["accuracy"] for run in runs]
+            alone = [100 * (run["accuracy_local_only"] or math.nan) for run in runs]
+            sd = statistics.stdev(own) if len(own) > 1 else 0.0
+            lift = statistics.mean(a - b for a, b in zip(own, alone))
+            paper = f"{cell.paper:.2f}" if cell.paper is not None else ""
+            print(
+                f"  {cell.row:<22} {paper:>7} {statistics.mean(own):>7.2f} ± {sd:<5.2f} {statistics.mean(alone):>7.2f} "
+                f"{lift:>+7.2f}  {runs[0]['epsilon_kind']}"
+            )
+            rows.append({"row": cell.row, "column": column, "paper": cell.paper, "flags": cell.flags, "accuracy": own})
+            rows[-1] |= {"local_only": alone, "epsilon_kind": runs[0]["epsilon_kind"]}
+    return rows
+
+
+def draw(cells: list[Cell], found: dict[Cell, list[dict]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    for cell in cells:
+        curves = [[row.get("loss", math.nan) for row in run["round_rows"]] for run in found[cell]]
+        axes.plot([statistics.mean(values) for values in zip(*curves)], label=cell.row)
+    axes.set(xlabel="round", ylabel="training loss, mean over parties", title="figure 2")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = arguments("paper_tables", __doc__)
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--columns", nargs="*", default=[], help="only these columns, as II has cifar10-s5")
+    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--ranks", type=int, default=21)
+    parser.add_argument("--keep", type=Path, default=Path("runs/paper_tables"))
+    parser.add_argument("--extra", default="", help="further fedmpi options for every run, in one string")
+    parser.add_argument("--figure", type=Path, help="draw the training loss to this file (needs matplotlib)")
+    parser.add_argument("--list", action="store_true", help="print the runs and their numbers, and stop")
+    parser.add_argument("--cell", type=int, help="do this one run and stop")
+    options = parser.parse_args()
+    if not 0 < options.scale <= 1:
+        parser.error(f"--scale {options.scale}: must be above 0 and at most 1")
+    cells = [cell for cell in TABLES[options.table]() if not options.columns or cell.column in options.columns]
+    runs = [(cell, seed) for cell in cells for seed in range(options.seeds)]
+    runner = Runner(options)
+    if options.list:
+        for number, (cell, seed) in enumerate(runs):
+            print(number, " ".join(runner.flags(cell, seed)))
+        return
+    facts = machine("torch", "mpi4py", "numpy")
+    show_machine(facts)
+    if options.cell is not None:
+        runner.run(*runs[options.cell])
+        return
+    found: dict[Cell, list[dict]] = {cell: [] for cell in cells}
+    for cell, seed in runs:
+        found[cell].append(runner.run(cell, seed))
+    rows = show(cells, found)
+    if options.figure:
+        draw(cells, found, options.figure)
+    save(options.json, facts, table=options.table, scale=options.scale, rows=rows)
+
+
+if __name__ == "__main__":
+    main()
