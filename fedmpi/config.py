@@ -75,14 +75,16 @@ class Data:
     """Whose data: the data set and how it is split over parties."""
 
     dataset: str = "digits"
-    """digits (embedded), cifar10, cifar100, emnist; generated (embedded ratings), ml-100k, ml-1m, ml-10m, lastfm; none for
-    a method that brings its own"""
+    """digits (embedded), cifar10, cifar100, emnist (balanced), emnist-byclass, emnist-letters, emnist-digits, mnist,
+    fashion-mnist, kmnist, femnist (needs data_dir); generated (embedded ratings), ml-100k, ml-1m, ml-10m, lastfm; none
+    for a method that brings its own"""
     data_dir: str | None = None
-    """folder with the data set in its official layout (default: download to the cache)"""
+    """folder with the data set in its official layout, CIFAR as pickles or binary (default: download to the cache)"""
     cache_dir: str | None = None
     """where prepared data is kept (default: $FEDMPI_CACHE or ~/.cache/fedmpi)"""
-    partition: Literal["classes", "dirichlet"] = "classes"
-    """classes: exactly s classes a party, as FedRep does; dirichlet: class shares drawn from Dirichlet(alpha)"""
+    partition: Literal["classes", "dirichlet", "writers"] = "classes"
+    """classes: exactly s classes a party, as FedRep does; dirichlet: class shares drawn from Dirichlet(alpha); writers:
+    each party one of the people who wrote the samples (femnist)"""
     classes_per_party: Count = 5
     """s, for partition classes"""
     alpha: Positive = 0.5
@@ -98,7 +100,7 @@ class Model:
     """The network: a shared extractor and a head that never leaves its party."""
 
     network: Literal["cnn", "resnet20"] = "cnn"
-    """cnn for 8x8 digits, resnet20 (He 2016, option A) for the papers' data"""
+    """cnn: four layers, meant for 8x8 digits; resnet20 (He 2016, option A) for the papers' data; any image size"""
     norm: Literal["batch", "group"] = "batch"
     """normalisation; batch statistics stay on the party"""
 
@@ -125,6 +127,9 @@ class Training:
     """lambda of the dynamic adaptive norm, DSU (10); 0 switches it off"""
     gradient: Literal["masked", "straight-through"] = "masked"
     """gradient of the masked weights: through the mask, or dense"""
+    augment: bool = False
+    """phase 2 sees each image moved by a few pixels at random, and mirrored where that keeps its class; never phase 1,
+    whose features are cached, and never a test"""
 
 
 @dataclass(frozen=True)

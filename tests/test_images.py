@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import importlib.util
 import os
 import pickle
-import struct
 import subprocess
 import sys
 import urllib.error
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi.data import catalog, images
+from fedmpi.data import catalog, cifar, images
 from fedmpi.errors import ConfigError, DataError
 
 needs_torchvision = pytest.mark.skipif(
@@ -72,22 +70,20 @@ def write_cifar(folder: Path, reader: type, label_key: str, num_classes: int, mo
     return written
 
 
-def write_idx(file: Path, array: np.ndarray, packed: bool = False) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    data = struct.pack(f">I{array.ndim}I", 0x0800 + array.ndim, *array.shape) + array.tobytes()
-    file.write_bytes(gzip.compress(data) if packed else data)
-
-
-def write_emnist(folder: Path, layout: int = 0, labels_up_to: int = 47) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    paths = catalog.get("emnist").layouts[layout]
-    written = {}
-    for part, count, (x_path, y_path) in (("train", 94, paths[:2]), ("test", 47, paths[2:])):
-        upright = rng.integers(0, 256, size=(count, 28, 28), dtype=np.uint8)
-        # the published files run through each image column by column
-        write_idx(folder / x_path, np.ascontiguousarray(upright.transpose(0, 2, 1)), packed=bool(layout))
-        write_idx(folder / y_path, (np.arange(count) % labels_up_to).astype(np.uint8), packed=bool(layout))
-        written[part] = upright
+def write_binary(folder: Path, name: str, monkeypatch, per_file: int = PER_BATCH) -> dict[str, tuple]:
+    """Records as published, fewer of them: the fine label of CIFAR-100 has a coarse one before it."""
+    monkeypatch.setattr(cifar, "RECORDS_OF_A_BATCH", per_file)
+    monkeypatch.setattr(cifar, "RECORDS", dict.fromkeys(cifar.RECORDS, per_file))
+    rng = np.random.default_rng(1)
+    classes = catalog.get(name).num_classes
+    written: dict[str, tuple] = {}
+    for file in catalog.get(name).layouts[1]:
+        x = rng.integers(0, 256, size=(per_file, 3072), dtype=np.uint8)
+        y = rng.integers(0, classes, size=(per_file, 1), dtype=np.uint8)
+        coarse = [] if classes == 10 else [rng.integers(0, 20, size=(per_file, 1), dtype=np.uint8)]
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(np.hstack([*coarse, y, x]).tobytes())
+        written[Path(file).name] = x.reshape(-1, 3, 32, 32), y[:, 0]
     return written
 
 
@@ -100,7 +96,8 @@ def datasets():
 
 
 def test_catalog_lists_the_data_sets_with_terms_and_source():
-    assert catalog.known() == ["cifar10", "cifar100", "digits", "emnist"]
+    emnist = ["emnist", "emnist-byclass", "emnist-digits", "emnist-letters"]
+    assert catalog.known() == ["cifar10", "cifar100", "digits", *emnist, "fashion-mnist", "femnist", "kmnist", "mnist"]
     for name in catalog.known():
         source = catalog.get(name)
         assert source.name == name and source.terms and source.how_to_get
@@ -109,7 +106,7 @@ def test_catalog_lists_the_data_sets_with_terms_and_source():
 
 @pytest.mark.parametrize("name", ["cifar", "", None, ["digits"]])
 def test_unknown_data_set(name):
-    with pytest.raises(ConfigError, match="must be one of cifar10, cifar100, digits, emnist$"):
+    with pytest.raises(ConfigError, match="must be one of cifar10, cifar100, digits, emnist, .*, mnist$"):
         catalog.get(name)
 
 
@@ -209,7 +206,7 @@ def test_the_catalog_names_the_files_that_torchvision_reads(datasets):
     for name in ("cifar10", "cifar100"):
         reader = getattr(datasets, name.upper())
         files = [entry[0] for entry in reader.train_list + reader.test_list] + [reader.meta["filename"]]
-        assert catalog.get(name).layouts == (tuple(f"{reader.base_folder}/{file}" for file in files),)
+        assert catalog.get(name).layouts[0] == tuple(f"{reader.base_folder}/{file}" for file in files)
 
 
 @needs_torchvision
@@ -239,7 +236,7 @@ def test_cifar_file_that_is_intact_but_not_cifar(datasets, tmp_path, monkeypatch
         catalog.get("cifar10").load(str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ["cifar10", "cifar100", "emnist"])
+@pytest.mark.parametrize("name", [name for name in catalog.known() if catalog.get(name).layouts])
 def test_missing_files_are_named_with_where_to_get_them(name, tmp_path):
     source = catalog.get(name)
     with pytest.raises(DataError) as caught:
@@ -247,6 +244,84 @@ def test_missing_files_are_named_with_where_to_get_them(name, tmp_path):
     message = one_line(caught)
     assert str(tmp_path / source.layouts[0][0]) in message
     assert f"expected in {tmp_path}" in message and source.how_to_get in message
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_reads_the_binary_distribution(name, tmp_path, monkeypatch):
+    written = write_binary(tmp_path, name, monkeypatch)
+    data = catalog.get(name).load(str(tmp_path))
+    test = list(written)[-1]
+    assert test.startswith("test")
+    for x, y, files in ((data.train_x, data.train_y, list(written)[:-1]), (data.test_x, data.test_y, [test])):
+        assert np.array_equal(x, np.concatenate([written[file][0] for file in files])) and x.flags.c_contiguous
+        assert np.array_equal(y, np.concatenate([written[file][1] for file in files])) and y.dtype == np.int64
+
+
+@needs_torchvision
+def test_pickles_and_binary_files_of_the_same_images_read_the_same(datasets, tmp_path, monkeypatch):
+    """As the two published distributions do. Where both are there, the one with checksums is read."""
+    written = write_cifar(tmp_path, datasets.CIFAR10, "labels", 10, monkeypatch)
+    source = catalog.get("cifar10")
+    monkeypatch.setattr(cifar, "RECORDS_OF_A_BATCH", PER_BATCH)
+    x, y = (np.concatenate([written[part][i] for part in ("train_list", "test_list")]) for i in (0, 1))
+    records = np.hstack([y[:, None].astype(np.uint8), x.reshape(-1, 3072)])
+    for file, rows in zip(source.layouts[1], np.split(records, 6)):
+        (tmp_path / "binary" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "binary" / file).write_bytes(rows.tobytes())
+    one, two = source.load(str(tmp_path)), source.load(str(tmp_path / "binary"))
+    for name in ("train_x", "train_y", "test_x", "test_y"):
+        assert np.array_equal(getattr(one, name), getattr(two, name))
+    (tmp_path / "binary" / "cifar-10-batches-bin").rename(tmp_path / "cifar-10-batches-bin")
+    assert source.locate(tmp_path)[0].parent.name == "cifar-10-batches-py"
+
+
+def test_the_binary_files_are_as_large_as_the_published_ones():
+    """10,000 images a batch: https://www.cs.toronto.edu/~kriz/cifar.html"""
+    assert cifar.RECORDS_OF_A_BATCH * (1 + cifar.PIXELS) == 30_730_000
+    assert {name: count * (2 + cifar.PIXELS) for name, count in cifar.RECORDS.items()} == {
+        "train.bin": 153_700_000,
+        "test.bin": 30_740_000,
+    }
+
+
+@pytest.mark.parametrize("name, index", [("cifar10", 0), ("cifar10", 5), ("cifar100", 0), ("cifar100", 1)])
+@pytest.mark.parametrize("change", ["cut", "record", "long", "empty"])
+def test_a_binary_file_of_another_size_is_named(name, index, change, tmp_path, monkeypatch):
+    write_binary(tmp_path, name, monkeypatch)
+    path = tmp_path / catalog.get(name).layouts[1][index]
+    width = 3073 if name == "cifar10" else 3074
+    content = path.read_bytes()
+    path.write_bytes({"cut": content[:-5], "record": content[:-width], "long": content + b"x", "empty": b""}[change])
+    with pytest.raises(DataError) as caught:
+        catalog.get(name).load(str(tmp_path))
+    assert f"{path} has {path.stat().st_size} bytes, that is" in one_line(caught)
+    assert f"expected {PER_BATCH} records" in one_line(caught)
+
+
+@pytest.mark.parametrize(
+    "name, index, offset, label, last",
+    [("cifar10", 2, 0, 10, 9), ("cifar10", 5, 0, 255, 9), ("cifar100", 0, 0, 20, 19), ("cifar100", 1, 1, 100, 99)],
+)
+def test_a_label_out_of_range_in_a_binary_file_is_named_with_its_record(
+    name, index, offset, label, last, tmp_path, monkeypatch
+):
+    write_binary(tmp_path, name, monkeypatch)
+    path = tmp_path / catalog.get(name).layouts[1][index]
+    content = bytearray(path.read_bytes())
+    content[7 * (len(content) // PER_BATCH) + offset] = label
+    path.write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        catalog.get(name).load(str(tmp_path))
+    assert f"{name}: record 7 of {path} has label {label}, expected 0 to {last}; unpack" in one_line(caught)
+
+
+def test_a_layout_that_is_there_in_part_is_the_one_spoken_of(tmp_path, monkeypatch):
+    write_binary(tmp_path, "cifar10", monkeypatch)
+    path = tmp_path / "cifar-10-batches-bin" / "data_batch_4.bin"
+    path.unlink()
+    with pytest.raises(DataError) as caught:
+        catalog.get("cifar10").load(str(tmp_path))
+    assert one_line(caught).startswith(f"cifar10: {path} is missing; expected in {tmp_path}: ")
 
 
 @needs_torchvision
@@ -264,13 +339,15 @@ def test_without_data_dir_the_files_go_to_the_cache(datasets, tmp_path, monkeypa
 
 
 @needs_torchvision
-@pytest.mark.parametrize("name", ["cifar10", "emnist"])
-def test_download_without_a_network(name, datasets, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "name, reader", [("cifar10", "CIFAR10"), ("emnist-letters", "EMNIST"), ("fashion-mnist", "FashionMNIST")]
+)
+def test_download_without_a_network(name, reader, datasets, tmp_path, monkeypatch):
     def download(self) -> None:
         raise urllib.error.URLError("no route\nto host")
 
     monkeypatch.setenv("FEDMPI_CACHE", str(tmp_path))
-    monkeypatch.setattr(getattr(datasets, name.upper()), "download", download)
+    monkeypatch.setattr(getattr(datasets, reader), "download", download)
     with pytest.raises(DataError) as caught:
         catalog.get(name).load(None)
     message = one_line(caught)
@@ -289,44 +366,3 @@ def test_the_real_cifar10():
     assert np.bincount(data.train_y).tolist() == [5000] * 10 and np.bincount(data.test_y).tolist() == [1000] * 10
     mean = data.train_x.mean(axis=(0, 2, 3)) / 255
     assert np.allclose(mean, [0.4914, 0.4822, 0.4465], atol=1e-4)
-
-
-# --- EMNIST ----------------------------------------------------------------------------------------------------------
-
-
-@needs_torchvision
-@pytest.mark.parametrize("layout", [0, 1], ids=["torchvision", "archive"])
-def test_emnist_reads_upright_from_either_layout(layout, tmp_path):
-    written = write_emnist(tmp_path, layout)
-    data = catalog.get("emnist").load(str(tmp_path))
-    assert data.train_x.shape == (94, 1, 28, 28) and data.train_x.flags.c_contiguous
-    assert np.array_equal(data.train_x[:, 0], written["train"])
-    assert np.array_equal(data.test_x[:, 0], written["test"])
-    assert np.array_equal(data.train_y, np.arange(94) % 47) and data.test_y.dtype == np.int64
-    assert data.num_classes == 47
-
-
-@needs_torchvision
-@pytest.mark.parametrize("layout", [0, 1], ids=["torchvision", "archive"])
-@pytest.mark.parametrize("index", range(4))
-def test_a_truncated_emnist_file_is_refused(layout, index, tmp_path):
-    write_emnist(tmp_path, layout)
-    path = tmp_path / catalog.get("emnist").layouts[layout][index]
-    path.write_bytes(path.read_bytes()[:-5])
-    with pytest.raises(DataError, match="emnist-balanced-"):
-        catalog.get("emnist").load(str(tmp_path))
-
-
-@needs_torchvision
-def test_emnist_with_labels_of_another_split(tmp_path):
-    write_emnist(tmp_path, labels_up_to=62)
-    with pytest.raises(DataError, match="has labels 0 to 61, expected 0 to 46$"):
-        catalog.get("emnist").load(str(tmp_path))
-
-
-@needs_torchvision
-def test_emnist_with_fewer_labels_than_images(tmp_path):
-    write_emnist(tmp_path)
-    write_idx(tmp_path / catalog.get("emnist").layouts[0][1], np.zeros(90, dtype=np.uint8))
-    with pytest.raises(DataError, match="90 labels, expected as many labels as uint8 images"):
-        catalog.get("emnist").load(str(tmp_path))

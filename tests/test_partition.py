@@ -224,13 +224,14 @@ def test_thin_out_keeps_the_proportions():
 @pytest.mark.parametrize(
     "setting, message",
     [
-        ({"dataset": "mnist"}, "dataset = 'mnist': must be one of "),
+        ({"dataset": "imagenet"}, "dataset = 'imagenet': must be one of "),
         ({"parties": 0}, "parties = 0: must be at least 1"),
         ({"parties": 2.5}, "parties = 2.5: must be a whole number"),
         ({"seed": "x"}, "seed = 'x': must be a whole number"),
         ({"classes_per_party": 11}, "classes_per_party = 11: must be 1 to 10, the number of classes"),
         ({"classes_per_party": 0}, "classes_per_party = 0: must be 1 to 10"),
-        ({"scheme": "iid"}, "scheme = 'iid': must be one of classes, dirichlet"),
+        ({"scheme": "iid"}, "scheme = 'iid': must be one of classes, dirichlet, writers"),
+        ({"scheme": "writers"}, "partition = writers: digits does not say who wrote what"),
         ({"scheme": "dirichlet", "alpha": 0}, "alpha = 0: must be a finite number above 0"),
         ({"alpha": None}, "alpha = None: must be a number"),
         ({"test_fraction": 1.0}, "test_fraction = 1.0: must lie between 0 and 1"),

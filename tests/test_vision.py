@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedmpi.data import catalog
 from fedmpi.errors import ConfigError
 from fedmpi.vision.device import local_rank, pick_device
 from fedmpi.vision.flat import FlatExtractor
@@ -55,6 +56,18 @@ def test_the_flat_vector_is_the_network(network, channels, size):
     flat.load(torch.zeros(flat.dimension))
     assert not flat.module(x).any()
     assert flat.conv_spans[0].start == 0 and len(flat.conv_spans) == (19 if network == "resnet20" else 4)
+
+
+@pytest.mark.parametrize("network", ["cnn", "resnet20"])
+@pytest.mark.parametrize("shape", sorted({catalog.get(name).shape for name in catalog.known()}))
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_either_network_takes_the_images_of_every_data_set(network, shape, norm):
+    """Both average over what is left of the image, so any size will do, and a batch of one as well."""
+    net = build_extractor(network, shape[0], norm).train()
+    for count_ in (1, 3):
+        features = net(torch.rand(count_, *shape))
+        assert features.shape == (count_, net.features) and torch.isfinite(features).all()
+        features.sum().backward()
 
 
 def test_gradients_land_in_the_flat_vector():

@@ -1,20 +1,17 @@
-"""Image data sets as plain arrays, read from their official files.
+"""Image data sets as plain arrays: what a data set is, and what its loaders have in common.
 
-Only the preparation step comes here. scikit-learn, torch and torchvision are imported inside the functions that need
-them, because a rank that maps prepared files must not wait for their import.
+The loaders stand in cifar.py, idx.py and femnist.py; the one that needs no file is here. Only the preparation step runs
+them. scikit-learn, torch and torchvision are imported inside the functions that need them, because a rank that maps
+prepared files must not wait for their import.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import gzip
 import importlib
 import os
-import shutil
-import tempfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -36,6 +33,8 @@ class ImageSet:
     test_x: np.ndarray | None  # None: the data set has no official test split
     test_y: np.ndarray | None
     num_classes: int
+    train_writers: np.ndarray | None = None  # who made each sample, as text; None: the data set does not say
+    test_writers: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -51,19 +50,27 @@ class Source:
     #: Official layouts, each a tuple of paths under the data folder; the first complete one is read. Empty: no files.
     layouts: tuple[tuple[str, ...], ...]
     loader: Callable[[Source, str | None], ImageSet]
+    first_label: int = 0  # in the files; classes are counted from 0 everywhere else
+    has_writers: bool = False
+    # what augmentation may do to an image
+    margin: int = 2  # pixels that it may be moved by
+    background: int = 0  # the pixel value that moves in from outside
+    mirrors: bool = False  # whether its mirror image shows the same class
 
     def load(self, data_dir: str | None) -> ImageSet:
         return self.loader(self, data_dir)
 
     def locate(self, folder: Path) -> list[Path]:
         """The official files under `folder`, or a DataError that names the first missing one."""
-        for layout in self.layouts:
-            paths = [folder / name for name in layout]
-            if all(path.is_file() for path in paths):
-                return paths
         if not self.layouts:
             return []
-        missing = next(path for path in (folder / name for name in self.layouts[0]) if not path.is_file())
+        found = [[path for path in (folder / name for name in layout) if path.is_file()] for layout in self.layouts]
+        for layout, paths in zip(self.layouts, found):
+            if len(paths) == len(layout):
+                return paths
+        # speak of the layout that is there in part, or of the first
+        nearest = max(range(len(found)), key=lambda index: len(found[index]))
+        missing = next(path for path in (folder / name for name in self.layouts[nearest]) if path not in found[nearest])
         raise DataError(f"{self.name}: {missing} is missing; expected in {folder}: {self.how_to_get}")
 
 
@@ -98,7 +105,7 @@ def import_torchvision_datasets() -> ModuleType:
         raise DataError(f"torchvision cannot be imported ({reason}): install the build that fits torch") from error
 
 
-# --- loaders ---------------------------------------------------------------------------------------------------------
+# --- what comes with a library ---------------------------------------------------------------------------------------
 
 
 def load_digits(source: Source, data_dir: str | None) -> ImageSet:
@@ -109,80 +116,8 @@ def load_digits(source: Source, data_dir: str | None) -> ImageSet:
         raise DataError("scikit-learn is not installed: pip install scikit-learn") from error
     bunch = sklearn_load_digits()
     x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
-    x, y = _checked(source, x, bunch.target, "scikit-learn's digits")
+    x, y = checked(source, x, bunch.target, "scikit-learn's digits")
     return ImageSet(source.name, x, y, None, None, source.num_classes)
-
-
-def load_cifar(source: Source, data_dir: str | None) -> ImageSet:
-    """CIFAR-10 and CIFAR-100. torchvision compares every file with its published MD5 before it unpickles anything."""
-    folder = _folder(source, data_dir)
-    datasets = import_torchvision_datasets()
-    reader = getattr(datasets, source.name.upper())
-    if data_dir is None:
-        _download(source, folder, lambda: reader(str(folder), download=True))
-    parts = []
-    for train in (True, False):
-        try:
-            part = reader(str(folder), train=train, download=False)
-            # torchvision shows the images channels last
-            parts.append(_checked(source, part.data.transpose(0, 3, 1, 2), part.targets, folder / reader.base_folder))
-        except DataError:
-            raise
-        except Exception as error:
-            raise DataError(_cifar_fault(source, datasets, reader, folder, error)) from error
-    return ImageSet(source.name, *parts[0], *parts[1], source.num_classes)
-
-
-def load_emnist(source: Source, data_dir: str | None) -> ImageSet:
-    """EMNIST, split `balanced`. Its files hold every image transposed; here they read upright."""
-    folder = _folder(source, data_dir)
-    datasets = import_torchvision_datasets()
-    if data_dir is None:
-        _download(source, folder, lambda: datasets.EMNIST(str(folder), split="balanced", download=True))
-    parts = []
-    with _staged_emnist(source.locate(folder)) as staged:
-        for train in (True, False):
-            name = f"emnist-balanced-{'train' if train else 'test'}-*-ubyte in {folder}"
-            try:
-                part = datasets.EMNIST(staged, split="balanced", train=train, download=False)
-            except Exception as error:
-                # torchvision's reader asserts, overflows or fails to reshape, depending on which byte is wrong
-                reason = one_line(error)
-                raise DataError(f"{source.name}: {name} cannot be read ({reason}): {source.how_to_get}") from error
-            parts.append(_checked(source, part.data.numpy().transpose(0, 2, 1)[:, None], part.targets.numpy(), name))
-    return ImageSet(source.name, *parts[0], *parts[1], source.num_classes)
-
-
-@contextlib.contextmanager
-def _staged_emnist(paths: list[Path]) -> Iterator[str]:
-    """The layout that torchvision reads, from whichever layout was found, in a temporary folder.
-
-    The published archive holds .gz files; torchvision wants them unpacked. Linking the unpacked ones also keeps its
-    reader away from converted copies that an old version may have left beside them.
-    """
-    with tempfile.TemporaryDirectory(prefix="fedmpi-emnist-") as root:
-        raw = Path(root, "EMNIST", "raw")
-        raw.mkdir(parents=True)
-        for path in paths:
-            if path.suffix != ".gz":
-                (raw / path.name).symlink_to(path.resolve())
-                continue
-            try:
-                with gzip.open(path, "rb") as packed, open(raw / path.stem, "wb") as plain:
-                    shutil.copyfileobj(packed, plain)
-            except (OSError, EOFError, zlib.error) as error:
-                raise DataError(f"{path} cannot be unpacked ({one_line(error)}): get the file anew") from error
-        yield root
-
-
-def _cifar_fault(source: Source, datasets: ModuleType, reader: Any, folder: Path, error: Exception) -> str:
-    """torchvision says only that something is wrong; this says which file."""
-    files = [*reader.train_list, *reader.test_list, (reader.meta["filename"], reader.meta["md5"])]
-    for name, md5 in files:
-        path = folder / reader.base_folder / name
-        if not datasets.utils.check_integrity(str(path), md5):
-            return f"{path} is damaged: its MD5 is not the published {md5}; {source.how_to_get}"
-    return f"{source.name}: {folder / reader.base_folder} cannot be read ({one_line(error)}): {source.how_to_get}"
 
 
 # --- common to the loaders -------------------------------------------------------------------------------------------
@@ -192,7 +127,8 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _folder(source: Source, data_dir: str | None) -> Path:
+def folder_of(source: Source, data_dir: str | None) -> Path:
+    """The user's folder, which must hold a whole layout, or where downloads go."""
     if data_dir is None:
         return cache_dir() / "downloads"
     folder = Path(data_dir).expanduser()
@@ -200,7 +136,7 @@ def _folder(source: Source, data_dir: str | None) -> Path:
     return folder
 
 
-def _download(source: Source, folder: Path, fetch: Callable[[], Any]) -> None:
+def download(source: Source, folder: Path, fetch: Callable[[], Any]) -> None:
     """Fetch under a lock: two processes that unpack into one folder would damage each other's files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -216,7 +152,7 @@ def _download(source: Source, folder: Path, fetch: Callable[[], Any]) -> None:
         ) from error
 
 
-def _checked(source: Source, x: np.ndarray, y: Any, where: object) -> tuple[np.ndarray, np.ndarray]:
+def checked(source: Source, x: np.ndarray, y: Any, where: object) -> tuple[np.ndarray, np.ndarray]:
     """The arrays in the form that ImageSet promises, or a DataError: a checksum does not cover every format."""
     y = np.asarray(y, dtype=np.int64)
     if x.dtype != np.uint8 or x.shape[1:] != source.shape or y.shape != (len(x),) or len(x) == 0:
@@ -224,8 +160,7 @@ def _checked(source: Source, x: np.ndarray, y: Any, where: object) -> tuple[np.n
             f"{source.name}: {where} holds {x.dtype} images of shape {x.shape} and {len(y)} labels, "
             f"expected as many labels as uint8 images of shape {source.shape}"
         )
-    if y.min() < 0 or y.max() >= source.num_classes:
-        raise DataError(
-            f"{source.name}: {where} has labels {y.min()} to {y.max()}, expected 0 to {source.num_classes - 1}"
-        )
-    return np.ascontiguousarray(x), y
+    first, last = source.first_label, source.first_label + source.num_classes - 1
+    if y.min() < first or y.max() > last:
+        raise DataError(f"{source.name}: {where} has labels {y.min()} to {y.max()}, expected {first} to {last}")
+    return np.ascontiguousarray(x), y - first

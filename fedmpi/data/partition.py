@@ -1,9 +1,9 @@
 """Who holds which samples: pure functions from labels and a generator to index arrays, one per party.
 
-Two schemes. `classes`: every party holds exactly s classes, as FedRep deals them, and each class is shared out evenly
+Three schemes. `classes`: every party holds exactly s classes, as FedRep deals them, and each class is shared out evenly
 among its holders. `dirichlet`: each class is shared out in proportions drawn from a symmetric Dirichlet(alpha).
 Both come in two steps, first the assignment (or the proportions), then the split, so that the test data of a party can
-follow the classes of its training data.
+follow the classes of its training data. `writers`: a party is one of the people who made the samples, and has theirs.
 """
 
 from __future__ import annotations
@@ -164,6 +164,30 @@ def draw_proportions(
         f"alpha = {alpha} left one of {parties} parties below {minimum} samples in each of {MAX_TRIES} draws: "
         "use a larger alpha or fewer parties"
     )
+
+
+# --- a party is a writer ---------------------------------------------------------------------------------------------
+
+
+def choose_writers(train: np.ndarray, test: np.ndarray, parties: int, rng: np.random.Generator) -> np.ndarray:
+    """As many of the writers with training and test samples as there are parties, in ascending order."""
+    check_parties(parties)
+    both = np.intersect1d(train, test)
+    if parties > len(both):
+        raise DataError(
+            f"{len(both)} writers with training and test samples are too few for {parties} parties: use at most "
+            f"{len(both)} parties"
+        )
+    return np.sort(rng.permutation(both)[:parties])
+
+
+def split_by_writers(writers: np.ndarray, chosen: np.ndarray) -> list[np.ndarray]:
+    """The samples of each chosen writer, in ascending order; `chosen` is sorted."""
+    party = np.minimum(np.searchsorted(chosen, writers), len(chosen) - 1)
+    samples = np.flatnonzero(chosen[party] == writers)
+    party = party[samples]
+    bounds = np.cumsum(np.bincount(party, minlength=len(chosen)))[:-1]
+    return np.split(samples[np.argsort(party, kind="stable")], bounds)
 
 
 # --- picks within one party ------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from fedmpi.data import catalog, partition
 from fedmpi.data.images import ImageSet
 from fedmpi.errors import ConfigError, DataError
 
-SCHEMES = ("classes", "dirichlet")
+SCHEMES = ("classes", "dirichlet", "writers")
 
 #: Fewest training samples of a party under the Dirichlet scheme; fewer cannot fill a batch.
 MIN_SAMPLES = 10
@@ -48,8 +48,11 @@ class PartitionSpec:
             raise ConfigError(f"scheme = {self.scheme!r}: must be one of {', '.join(SCHEMES)}")
         if self.scheme == "classes":
             partition.check_classes_per_party(self.classes_per_party, source.num_classes)
-        else:
+        elif self.scheme == "dirichlet":
             partition.check_alpha(self.alpha)
+        elif not source.has_writers:
+            able = ", ".join(name for name in catalog.known() if catalog.get(name).has_writers)
+            raise ConfigError(f"partition = writers: {self.dataset} does not say who wrote what; only for {able}")
         if not 0 < self.test_fraction < 1:
             raise ConfigError(f"test_fraction = {self.test_fraction}: must lie between 0 and 1")
         fewest = self.classes_per_party if self.scheme == "classes" else 1
@@ -61,13 +64,12 @@ class PartitionSpec:
 
     def canonical(self) -> dict[str, Any]:
         """The settings that have an effect. data_dir is not among them: the same files may lie anywhere."""
-        by_classes = self.scheme == "classes"
         return {
             "dataset": self.dataset,
             "parties": self.parties,
             "scheme": self.scheme,
-            "classes_per_party": self.classes_per_party if by_classes else None,
-            "alpha": None if by_classes else float(self.alpha),
+            "classes_per_party": self.classes_per_party if self.scheme == "classes" else None,
+            "alpha": float(self.alpha) if self.scheme == "dirichlet" else None,
             "test_fraction": None if catalog.get(self.dataset).has_test else float(self.test_fraction),
             "samples_per_party": self.samples_per_party,
             "seed": self.seed,
@@ -138,6 +140,11 @@ def _split(spec: PartitionSpec, data: ImageSet) -> tuple[list[np.ndarray], list[
         )
         train = partition.split_by_classes(data.train_y, assignment, for_train)
         return train, [] if data.test_y is None else partition.split_by_classes(data.test_y, assignment, for_test)
+    if spec.scheme == "writers":
+        chosen = partition.choose_writers(
+            data.train_writers, data.test_writers, spec.parties, keyed_rng(spec.seed, "writers")
+        )
+        return tuple(partition.split_by_writers(of, chosen) for of in (data.train_writers, data.test_writers))
     # without a test set, one sample more than there are classes makes sure that some class has two to hold one out from
     minimum = max(MIN_SAMPLES, data.num_classes + 1) if data.test_y is None else MIN_SAMPLES
     proportions = partition.draw_proportions(
@@ -162,7 +169,8 @@ def _capped(
         return train, test
     share = cap / len(train)
     train = train[partition.thin_out(y[train], cap, keyed_rng(spec.seed, "cap-train", party))]
-    # a cap below the number of classes drops some from the training samples; do not test on those
-    test = test[np.isin(test_y[test], y[train])]
+    if spec.scheme != "writers":  # whose test samples are what they wrote, of whatever class
+        # a cap below the number of classes drops some from the training samples; do not test on those
+        test = test[np.isin(test_y[test], y[train])]
     keep = max(round(share * len(test)), len(np.unique(test_y[test])))
     return train, test[partition.thin_out(test_y[test], keep, keyed_rng(spec.seed, "cap-test", party))]

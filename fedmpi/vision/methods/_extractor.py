@@ -1,7 +1,8 @@
 """What every method with a shared extractor and a local head has in common.
 
 A subclass says how the forward weights come from theta (`forward_weights`) and how the extractor is trained
-(`train_extractor`); everything else — phase 1, evaluation, the local-only reference, party state — is here.
+(`train_extractor`, on batches that went through `augmented`); everything else — phase 1, evaluation, the local-only
+reference, party state — is here.
 """
 
 import os
@@ -15,6 +16,7 @@ from fedmpi.algorithm import Algorithm, LocalUpdate, References, Score
 from fedmpi.config import Config
 from fedmpi.data.store import Store
 from fedmpi.privacy.words import SeededWords
+from fedmpi.vision.augment import Augmentation
 from fedmpi.vision.device import pick_device
 from fedmpi.vision.flat import FlatExtractor
 from fedmpi.vision.models import build_extractor, initialise
@@ -35,6 +37,7 @@ class ExtractorMethod(Algorithm):
         initialise(extractor, torch.Generator().manual_seed(int(self._rng("initial", 0, 0).integers(2**63))))
         self.feature_count = extractor.features
         self.net = FlatExtractor(extractor, torch.device(device))
+        self._augmentation = Augmentation.of(store, self.net.device) if self.training.augment else None
         self._initial = self.net.to_numpy(self.net.weights).copy()
         self._data: dict[int, PartyData] = {}
         self._heads: dict[int, Head] = {}
@@ -55,6 +58,10 @@ class ExtractorMethod(Algorithm):
 
     def initial(self) -> np.ndarray:
         return self._initial.copy()
+
+    def augmented(self, images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        """A batch as the extractor is to see it in training; without --augment the batch itself, and nothing is drawn."""
+        return images if self._augmentation is None else self._augmentation(images, rng)
 
     # ---- what a method decides ----
 
@@ -123,7 +130,8 @@ class ExtractorMethod(Algorithm):
             for batch in batches(len(data.train_y), settings.batch_size, rng):
                 self.net.gradients.zero_()
                 head.weight.grad = head.bias.grad = None
-                loss = F.cross_entropy(head(self.net.module(data.train_x[batch])), data.train_y[batch])
+                images = self.augmented(data.train_x[batch], rng)
+                loss = F.cross_entropy(head(self.net.module(images)), data.train_y[batch])
                 loss.backward()
                 steps = [*own, *((p.detach(), p.grad, settings.head_lr) for p in (head.weight, head.bias))]
                 for values, gradient, rate in steps:

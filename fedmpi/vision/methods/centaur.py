@@ -32,7 +32,8 @@ class Method(ExtractorMethod):
         for epoch in range(settings.ext_epochs):
             for batch in batches(len(data.train_y), settings.batch_size, rng):
                 optimiser.zero_grad(set_to_none=False)
-                loss = F.cross_entropy(head(net.module(data.train_x[batch])), data.train_y[batch])
+                images = self.augmented(data.train_x[batch], rng)
+                loss = F.cross_entropy(head(net.module(images)), data.train_y[batch])
                 loss.backward()
                 optimiser.step()
                 if epoch == settings.ext_epochs - 1:

@@ -54,7 +54,8 @@ class Method(ExtractorMethod):
                 net.load(current)
                 self._mask(net.weights)  # DSU (8)
                 net.gradients.zero_()
-                loss = F.cross_entropy(head(net.module(data.train_x[batch])), data.train_y[batch])
+                images = self.augmented(data.train_x[batch], rng)
+                loss = F.cross_entropy(head(net.module(images)), data.train_y[batch])
                 loss.backward()
                 if through_mask:
                     self._mask(net.gradients)
