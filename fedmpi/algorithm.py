@@ -26,7 +26,7 @@ class LocalUpdate:
 
     values: np.ndarray  # float, one per coordinate of the support
     support: np.ndarray | None = None  # sorted int64 coordinates; None: the public support of this round
-    figures: dict[str, float] = field(default_factory=dict)  # head_loss, loss, penalty
+    figures: dict[str, float] = field(default_factory=dict)  # Algorithm.report_columns by name
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ class Algorithm(ABC):
     task: str
     supports: tuple[str, ...] = ("dense",)  # the values of --support that make sense for it
     shares: bool = True  # False: nothing is sent; the run is one evaluation
+    bound: float | None = None  # a method without noise: the range of its encoding, in place of --clip
     chooses_clear: bool = False  # whether `clear_parties` follows --clear-rule
     scores: tuple[str, ...] = ("accuracy",)  # what `summarise` gives, as summary.json names it
     score_columns: int = 2  # of an `evaluate_all` row

@@ -130,6 +130,10 @@ class Training:
     augment: bool = False
     """phase 2 sees each image moved by a few pixels at random, and mirrored where that keeps its class; never phase 1,
     whose features are cached, and never a test"""
+    mu: NonNegative = 0.1
+    """pmtl-ft: how strongly a party's own network is pulled to the mean, (mu/2) ||w_i - mean||^2"""
+    personal_rate: NonNegative = 1.0
+    """ppsgd: learning rates of a party's own offset over those of the shared weights; 0 leaves no offset"""
 
 
 @dataclass(frozen=True)

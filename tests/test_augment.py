@@ -96,7 +96,7 @@ def test_it_does_not_depend_on_placement(method, make_config, run_in_memory):
 @pytest.mark.parametrize("name", method_names(("fedmpi.vision.methods",)))
 def test_every_method_of_images_takes_the_option(name, make_config):
     on, off = (
-        build.algorithm(make_config(f"--method {name} --support dense {flag}"), device="cpu")
+        build.algorithm(make_config(f"--method {name} --support dense --epsilon inf {flag}"), device="cpu")
         for flag in ("--augment", "--no-augment")
     )
     theta = on.initial()

@@ -77,7 +77,21 @@ def test_the_result_is_the_algorithms_own_arithmetic(make_config, run_in_memory)
 # ---- placement ----
 
 
-@pytest.mark.parametrize("flags", ["", "--support own", "--sampling 0.7 --min-cohort 1 --seed 3", "--method centaur"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--support own",
+        "--sampling 0.7 --min-cohort 1 --seed 3",
+        "--method centaur",
+        "--method dp-fedavg-fb --support dense",
+        "--method ppsgd --support dense --sampling 0.7 --min-cohort 1 --seed 3",
+        "--method pmtl-ft --support dense --sampling 0.7 --min-cohort 1 --seed 3",
+        "--method fedavg --epsilon inf --support dense",
+        "--method fedrep --epsilon inf --support dense",
+        "--method local-only --epsilon inf --support dense",
+    ],
+)
 def test_the_model_and_the_logical_bytes_do_not_depend_on_placement(flags, make_config, run_in_memory):
     summaries = [run_in_memory(make_config(flags), ranks) for ranks in (5, 3, 2)]
     assert len({summary["model_sha256"] for summary in summaries}) == 1
@@ -204,7 +218,15 @@ def interrupted(monkeypatch, at):
 
 
 @pytest.mark.parametrize(
-    "flags", ["", "--support own --sampling 0.8 --min-cohort 1", "--aggregation secure --dropout 4:1:mask"]
+    "flags",
+    [
+        "",
+        "--support own --sampling 0.8 --min-cohort 1",
+        "--aggregation secure --dropout 4:1:mask",
+        "--method dp-fedavg-fb",
+        "--method ppsgd --sampling 0.8 --min-cohort 1",
+        "--method pmtl-ft --sampling 0.8 --min-cohort 1",
+    ],
 )
 @pytest.mark.parametrize("ranks", [3, 5])
 def test_an_interrupted_run_resumes_to_the_same_model(flags, ranks, make_config, run_in_memory, monkeypatch):

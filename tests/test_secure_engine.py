@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from fedmpi.algorithm import load_method, method_names
 from fedmpi.errors import ConfigError, DataError, ProtocolError
 from fedmpi.runtime.client import Client
 from fedmpi.runtime.dropout import parse
@@ -40,13 +41,16 @@ def test_secure_is_plain_bit_for_bit(support, graph, plan, make_config, run_in_m
     assert secure["accuracy"] == plain["accuracy"]
 
 
-def test_every_method_and_a_hybrid_give_the_same_model(make_config, run_in_memory):
-    for method in ("dp-pfeddsu", "centaur"):
-        flags = f"--method {method} --dropout 2:3:mask"
-        plain = run_in_memory(make_config(f"{PLAIN} {flags}"), 3)
-        secure = run_in_memory(make_config(f"{SECURE} {flags}"), 3)
-        hybrid = run_in_memory(make_config(f"{SECURE} {flags} --aggregation hybrid --clear-parties 1,3"), 3)
-        assert plain["model_sha256"] == secure["model_sha256"] == hybrid["model_sha256"]
+SHARING = [name for name in method_names(("fedmpi.vision.methods",)) if load_method(name).shares]
+
+
+@pytest.mark.parametrize("name", SHARING)
+def test_every_method_and_a_hybrid_give_the_same_model(name, make_config, run_in_memory):
+    flags = f"--method {name} --dropout 2:3:mask" + (" --epsilon inf" if load_method(name).bound else "")
+    plain = run_in_memory(make_config(f"{PLAIN} {flags}"), 3)
+    secure = run_in_memory(make_config(f"{SECURE} {flags}"), 3)
+    hybrid = run_in_memory(make_config(f"{SECURE} {flags} --aggregation hybrid --clear-parties 1,3"), 3)
+    assert plain["model_sha256"] == secure["model_sha256"] == hybrid["model_sha256"]
 
 
 def test_an_active_round_gives_the_same_model(make_config, run_in_memory, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from torch import nn
 from fedmpi.data import catalog
 from fedmpi.errors import ConfigError
 from fedmpi.vision.device import local_rank, pick_device
-from fedmpi.vision.flat import FlatExtractor
+from fedmpi.vision.flat import FlatNetwork
 from fedmpi.vision.models import ResNet20, SmallCNN, build_extractor, initialise
 from fedmpi.vision.reparam import kept, public_support, sparse_spans, topk_masks
 from fedmpi.vision.training import Head, batches, train_head
@@ -50,7 +50,7 @@ def test_the_flat_vector_is_the_network(network, channels, size):
     initialise(module, torch.Generator().manual_seed(1))
     x = torch.rand(4, channels, size, size)
     before = module.train()(x).detach().clone()
-    flat = FlatExtractor(module, torch.device("cpu"))
+    flat = FlatNetwork(module, torch.device("cpu"))
     assert flat.dimension == count(module)
     assert torch.equal(flat.module.train()(x), before)
     flat.load(torch.zeros(flat.dimension))
@@ -71,7 +71,7 @@ def test_either_network_takes_the_images_of_every_data_set(network, shape, norm)
 
 
 def test_gradients_land_in_the_flat_vector():
-    flat = FlatExtractor(SmallCNN(1, "batch"), torch.device("cpu"))
+    flat = FlatNetwork(SmallCNN(1, "batch"), torch.device("cpu"))
     flat.module.train()(torch.rand(4, 1, 8, 8)).square().sum().backward()
     assert flat.gradients.abs().sum() > 0
     expected = torch.cat([parameter.grad.reshape(-1) for parameter in flat.module.parameters()])
@@ -79,7 +79,7 @@ def test_gradients_land_in_the_flat_vector():
 
 
 def test_refreshed_statistics_are_those_of_the_data_alone():
-    flat = FlatExtractor(nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.BatchNorm2d(2)), torch.device("cpu"))
+    flat = FlatNetwork(nn.Sequential(nn.Conv2d(1, 2, 1, bias=False), nn.BatchNorm2d(2)), torch.device("cpu"))
     x = torch.rand(8, 1, 4, 4)
     with torch.no_grad():
         seen = flat.module[0](x)

@@ -42,7 +42,7 @@ def _error(value: float | None) -> str:
 
 # Every score that a method may report: its label, how it is written, what it means. The first one of a run leads.
 SCORES = {
-    "accuracy": ("accuracy", _share, "mean over the parties, own head, own test data"),
+    "accuracy": ("accuracy", _share, "mean over the parties, each on its own test data"),
     "accuracy_untrained": ("  untrained extractor", _share, "nothing shared, heads trained as long"),
     "accuracy_local_only": ("  local only", _share, "each party alone, extractor and head"),
     "rmse": ("RMSE", _error, "root mean square error over all test ratings"),

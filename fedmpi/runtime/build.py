@@ -136,7 +136,7 @@ def release(plan_: Plan, method: Algorithm) -> Release:
     """How updates leave a party; refuses what could overflow."""
     config = plan_.config
     encoding = plan(
-        clip=config.privacy.clip,
+        clip=config.privacy.clip if method.bound is None else method.bound,
         dimension=method.support_size(),
         parties=config.run.parties,
         multiplier=plan_.multiplier / (1 - config.privacy.noise_margin) ** 0.5,
@@ -144,4 +144,4 @@ def release(plan_: Plan, method: Algorithm) -> Release:
         bits=config.aggregation.bits,
         steps=1 << config.aggregation.precision if config.aggregation.precision else 0,
     )
-    return Release.of(config, encoding, plan_.multiplier)
+    return Release.of(config, encoding, plan_.multiplier, shortens=method.bound is None)

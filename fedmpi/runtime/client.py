@@ -112,7 +112,7 @@ class Client:
             self.rounds[party] = PartyRound(model, update)
             norm = float(np.linalg.norm(update.values.astype(np.float64)))
             figures = [update.figures[name] for name in self.algorithm.report_columns]
-            self.report(model, (party,), [[*figures, norm, norm > self.config.privacy.clip]])
+            self.report(model, (party,), [[*figures, norm, norm > self.release.encoding.clip]])
             if self.config.aggregation.support == "union":
                 self.propose(party, model, update)
             else:

@@ -25,10 +25,11 @@ class Release:
     seed: int
     entropy: str
     margin: float = 0.0  # share of the cohort whose noise may be lost
+    shortens: bool = True  # False: an update longer than the bound ends the run
 
     @classmethod
-    def of(cls, config: Config, encoding: Encoding, multiplier: float) -> "Release":
-        return cls(encoding, multiplier, config.run.seed, config.privacy.entropy, config.privacy.noise_margin)
+    def of(cls, config: Config, encoding: Encoding, multiplier: float, shortens: bool = True) -> "Release":
+        return cls(encoding, multiplier, config.run.seed, config.privacy.entropy, config.privacy.noise_margin, shortens)
 
     def share(self, cohort: int) -> float:
         """One party's noise deviation in steps: n_t such shares, less the margin, make sigma times the sensitivity."""
@@ -41,6 +42,13 @@ class Release:
     def encode(self, update: np.ndarray, party: int, round: int, cohort: int) -> tuple[np.ndarray, float]:
         """(the update in Z_{2^b}, its norm before clipping)"""
         clipped, norm = clip(update, self.encoding.clip, party=party)  # DSU (12)
+        if norm > self.encoding.clip and not self.shortens:
+            raise ProtocolError(
+                f"the update has norm {norm:.3g}, more than the {self.encoding.clip:g} that a method without clipping can "
+                "send; did training diverge?",
+                party=party,
+                phase="encode",
+            )
         steps = round_conditionally(
             clipped * self.encoding.scale, self.encoding.steps, self._source("rounding", party, round), party=party
         )

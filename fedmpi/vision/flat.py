@@ -1,4 +1,4 @@
-"""An extractor whose parameters, gradients and running statistics are views into flat vectors.
+"""A network whose parameters, gradients and running statistics are views into flat vectors.
 
 The shared vector is then one tensor: loading it, masking it, stepping it and taking a norm are single vector operations
 instead of one per layer, and parties on one rank swap state instead of rebuilding a model.
@@ -8,12 +8,17 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedmpi.vision.models import Classifier
+from fedmpi.vision.training import Head
 
-class FlatExtractor:
-    def __init__(self, extractor: nn.Module, device: torch.device):
-        self.module = extractor.to(device)
+
+class FlatNetwork:
+    """`module` is what the vector holds, here an extractor; `extractor` is the part of it that makes features."""
+
+    def __init__(self, module: nn.Module, device: torch.device):
+        self.module = self.extractor = module.to(device)
         self.device = device
-        parameters = list(extractor.parameters())
+        parameters = list(module.parameters())
         self.weights = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
         self.gradients = torch.zeros_like(self.weights)
         at = 0
@@ -49,14 +54,14 @@ class FlatExtractor:
             layer.momentum = None  # cumulative average
         self.module.train()
         for batch in batches:
-            self.module(batch)
+            self.extractor(batch)
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
 
     @torch.no_grad()
     def features(self, batches) -> torch.Tensor:
         self.module.eval()
-        return torch.cat([self.module(batch) for batch in batches])
+        return torch.cat([self.extractor(batch) for batch in batches])
 
     def to_numpy(self, tensor: torch.Tensor) -> np.ndarray:
         return tensor.detach().cpu().numpy()
@@ -89,3 +94,17 @@ class FlatExtractor:
                 spans.append(slice(at, at + parameter.numel()))
             at += parameter.numel()
         return spans
+
+
+class FlatClassifier(FlatNetwork):
+    """Extractor and head in one vector, the head at its end."""
+
+    def __init__(self, module: Classifier, device: torch.device):
+        super().__init__(module, device)
+        self.extractor = module.extractor
+        self.head_start = self.dimension - module.head.weight.numel() - module.head.bias.numel()
+
+    def head(self) -> Head:
+        """A copy of the head that is loaded."""
+        layer = self.module.head
+        return Head(layer.weight.detach(), layer.bias.detach()).copy()

@@ -1,4 +1,4 @@
-"""Networks, each in two parts: an extractor (shared) and a linear head (local)."""
+"""Networks, each in two parts: an extractor, and a linear head that most methods keep local."""
 
 import torch
 from torch import nn
@@ -73,6 +73,19 @@ class ResNet20(nn.Module):
     def forward(self, x):
         out = F.relu(self.norm1(self.conv1(x)))
         return self.blocks(out).mean(dim=(2, 3))
+
+
+class Classifier(nn.Module):
+    """Extractor and head as one network, for methods that share both."""
+
+    def __init__(self, extractor: nn.Module, weight: torch.Tensor, bias: torch.Tensor):
+        super().__init__()
+        self.extractor = extractor
+        self.head = nn.Linear(*reversed(weight.shape))
+        self.head.weight.data, self.head.bias.data = weight, bias
+
+    def forward(self, x):
+        return self.head(self.extractor(x))
 
 
 NETWORKS = {"cnn": SmallCNN, "resnet20": ResNet20}

@@ -34,7 +34,7 @@ class PartyData:
 
 @dataclass
 class Head:
-    """The linear classifier that never leaves its party."""
+    """The linear classifier on the features."""
 
     weight: torch.Tensor
     bias: torch.Tensor

@@ -299,7 +299,7 @@ class TrainReport(_Report):
 
 @dataclass(frozen=True)
 class Evaluate(_Model):
-    """Rank 0 to a rank: test theta on these parties, each with its own head re-tuned; round 0: measure the references."""
+    """Rank 0 to a rank: test theta on these parties, each as its method has it; round 0: measure the references."""
 
     TYPE = 6
     PHASE = "evaluation"

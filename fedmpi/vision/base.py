@@ -1,0 +1,132 @@
+"""What every image method has in common, whatever it shares: the network, the parties' data, and the reference lines."""
+
+import os
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedmpi.algorithm import Algorithm, References
+from fedmpi.config import Config
+from fedmpi.data.store import Store
+from fedmpi.privacy.words import SeededWords
+from fedmpi.vision.augment import Augmentation
+from fedmpi.vision.device import pick_device
+from fedmpi.vision.flat import FlatNetwork
+from fedmpi.vision.models import build_extractor, initialise
+from fedmpi.vision.training import Head, PartyData, batches, test_head, train_head
+
+EVALUATION_BATCH = 256
+
+
+class ImageMethod(Algorithm):
+    """One network for all parties of a rank; what differs from party to party is swapped in."""
+
+    task = "classification"
+
+    def __init__(self, config: Config, store: Store, device: str = "cpu"):
+        self.config = config
+        self.training = config.training
+        self.seed = config.run.seed
+        self.store = store
+        extractor = build_extractor(config.model.network, store.image_shape[0], config.model.norm)
+        initialise(extractor, torch.Generator().manual_seed(int(self._rng("initial", 0, 0).integers(2**63))))
+        self.feature_count = extractor.features
+        self.net = self._flatten(extractor, torch.device(device))
+        self._augmentation = Augmentation.of(store, self.net.device) if self.training.augment else None
+        self._initial = self.net.to_numpy(self.net.weights).copy()
+        self._data: dict[int, PartyData] = {}
+
+    @classmethod
+    def pick_device(cls, setting: str, threads: int) -> str:
+        torch.set_num_threads(threads)
+        return pick_device(setting, os.environ)
+
+    @property
+    def data_fingerprint(self) -> int:
+        return self.store.fingerprint
+
+    @property
+    def dimension(self) -> int:
+        return self.net.dimension
+
+    def initial(self) -> np.ndarray:
+        return self._initial.copy()
+
+    def forward_weights(self, theta: torch.Tensor) -> torch.Tensor:
+        """The weights of the forward pass for a received theta."""
+        return theta
+
+    def augmented(self, images: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+        """A batch as the extractor is to see it in training; without --augment the batch itself, and nothing is drawn."""
+        return images if self._augmentation is None else self._augmentation(images, rng)
+
+    def _flatten(self, extractor: nn.Module, device: torch.device) -> FlatNetwork:
+        """The network whose weights are the shared vector; here the extractor alone."""
+        return FlatNetwork(extractor, device)
+
+    # ---- the reference lines ----
+
+    def references(self, party: int, theta: np.ndarray) -> References:
+        """Heads keep training over a run's rounds; the untrained extractor's head gets as many epochs, or the comparison
+        would credit the extractor with what the head learnt."""
+        data, head, received = self._shard(party), self._new_head(party), self.net.from_numpy(theta)
+        self._tune_head(head, data, received, self._rng("untrained", party, 0), self.config.run.rounds + 1)
+        untrained, _ = self._test(head, data)
+        alone = self._train_alone(party, data, received) if self.config.evaluation.local_epochs else -1
+        return References(untrained, alone, len(data.test_y))
+
+    def _train_alone(self, party: int, data: PartyData, theta: torch.Tensor) -> int:
+        """The local-only reference: extractor and head trained together on the party's data alone, nothing sent."""
+        rng = self._rng("local-only", party, 0)
+        head = self._new_head(party)
+        self.net.load(theta)
+        self.net.reset_statistics()
+        self.net.module.train()
+        settings = self.training
+        head.weight.requires_grad_(True)
+        head.bias.requires_grad_(True)
+        own = [(self.net.weights, self.net.gradients, settings.ext_lr)]
+        for _ in range(self.config.evaluation.local_epochs):
+            for batch in batches(len(data.train_y), settings.batch_size, rng):
+                self.net.gradients.zero_()
+                head.weight.grad = head.bias.grad = None
+                images = self.augmented(data.train_x[batch], rng)
+                loss = F.cross_entropy(head(self.net.extractor(images)), data.train_y[batch])
+                loss.backward()
+                steps = [*own, *((p.detach(), p.grad, settings.head_lr) for p in (head.weight, head.bias))]
+                for values, gradient, rate in steps:
+                    values.sub_(gradient, alpha=rate)
+        self._refresh_statistics(data)
+        return self._test(head, data)[0]
+
+    # ---- the pieces ----
+
+    def _tune_head(self, head: Head, data: PartyData, theta: torch.Tensor, rng, rounds: int = 1) -> float:
+        """Phase 1, as often as in `rounds` rounds. The extractor does not move, so its features are computed once."""
+        self.net.load(self.forward_weights(theta))
+        self._refresh_statistics(data)
+        features = self.net.features(data.train_x.split(EVALUATION_BATCH))
+        settings = self.training
+        return train_head(
+            head, features, data.train_y, rounds * settings.head_epochs, settings.batch_size, settings.head_lr, rng
+        )
+
+    def _refresh_statistics(self, data: PartyData) -> None:
+        self.net.refresh_statistics(data.train_x.split(EVALUATION_BATCH))
+
+    def _test(self, head: Head, data: PartyData) -> tuple[int, float]:
+        return test_head(head, self.net.features(data.test_x.split(EVALUATION_BATCH)), data.test_y)
+
+    def _shard(self, party: int) -> PartyData:
+        if party not in self._data:
+            shard = self.store.shard(party)
+            self._data[party] = PartyData.load(shard, self.store.mean, self.store.std, self.net.device)
+        return self._data[party]
+
+    def _new_head(self, party: int) -> Head:
+        return Head.new(self.feature_count, self.store.num_classes, self._rng("head", party, 0), self.net.device)
+
+    def _rng(self, purpose: str, party: int, round: int) -> np.random.Generator:
+        return SeededWords(self.seed, purpose, party, round).generator()

@@ -1,0 +1,102 @@
+"""What methods have in common that share the whole network, extractor and head in one vector.
+
+Local work is `ext_epochs` of SGD on everything at once, the extractor at `ext_lr` and the head at `head_lr`. A subclass
+says how a gradient moves the weights (`train` takes a function), which weights a party is tested with (`weights_of`), and
+whether its head is fine-tuned before (`fine_tunes`). Running statistics are not kept: training uses those of the batch,
+and a test those of the party's own training data under the weights that are tested.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+
+from fedmpi.algorithm import Score
+from fedmpi.vision.base import ImageMethod
+from fedmpi.vision.flat import FlatClassifier
+from fedmpi.vision.models import Classifier
+from fedmpi.vision.training import Head, PartyData, batches
+
+
+class WholeMethod(ImageMethod):
+    supports = ("shared", "dense")  # the same here: every coordinate is sent
+    report_columns = ("loss",)
+    fine_tunes = True  # for a test, on a copy: the head, `head_epochs`
+
+    def __init__(self, config, store, device: str = "cpu"):
+        super().__init__(config, store, device)
+        self.rates = torch.full_like(self.net.weights, self.training.ext_lr)
+        self.rates[self.net.head_start :] = self.training.head_lr
+
+    def _flatten(self, extractor, device):
+        rng = self._rng("shared head", 0, 0)
+        head = Head.new(self.feature_count, self.store.num_classes, rng, torch.device("cpu"))
+        return FlatClassifier(Classifier(extractor, head.weight, head.bias), device)
+
+    def public_support(self, theta: np.ndarray) -> None:
+        return None
+
+    def support_size(self) -> int:
+        return self.dimension
+
+    def weights_of(self, party: int, theta: torch.Tensor) -> torch.Tensor:
+        """The weights that the party predicts with when the shared vector is theta."""
+        return theta
+
+    def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
+        data, weights = self._shard(party), self.weights_of(party, self.net.from_numpy(theta))
+        self.net.load(weights)
+        head = self.net.head()
+        if self.fine_tunes:
+            self._tune_head(head, data, weights, self._rng("evaluate", party, round))
+        else:
+            self._refresh_statistics(data)
+        correct, loss = self._test(head, data)
+        return Score(correct, len(data.test_y), loss)
+
+    def train(self, data: PartyData, rng, move: Callable[[torch.Tensor], None]) -> float:
+        """Local work from the weights that are loaded; `move` gets the gradient at `net.weights` and changes them.
+
+        Returns the mean loss of the last epoch.
+        """
+        net, settings = self.net, self.training
+        net.module.train()
+        total, seen = 0.0, 0
+        for epoch in range(settings.ext_epochs):
+            for batch in batches(len(data.train_y), settings.batch_size, rng):
+                net.gradients.zero_()
+                images = self.augmented(data.train_x[batch], rng)
+                loss = F.cross_entropy(net.module(images), data.train_y[batch])
+                loss.backward()
+                move(net.gradients)
+                if epoch == settings.ext_epochs - 1:
+                    total, seen = total + float(loss.detach()) * len(batch), seen + len(batch)
+        return total / max(seen, 1)
+
+    def descend(self, gradient: torch.Tensor) -> None:
+        """The plain step."""
+        self.net.weights.sub_(self.rates * gradient)
+
+
+class PersonalMethod(WholeMethod):
+    """A method whose parties keep a vector of the network's size for themselves, from round to round."""
+
+    def __init__(self, config, store, device: str = "cpu"):
+        super().__init__(config, store, device)
+        self._personal: dict[int, torch.Tensor] = {}
+
+    def first_personal(self) -> torch.Tensor:
+        """A party's vector before its first round."""
+        raise NotImplementedError
+
+    def personal(self, party: int) -> torch.Tensor:
+        if party not in self._personal:
+            self._personal[party] = self.first_personal()
+        return self._personal[party]
+
+    def party_state(self, party: int) -> dict[str, np.ndarray]:
+        return {"personal": self.net.to_numpy(self.personal(party)).copy()}
+
+    def load_party_state(self, party: int, state: dict[str, np.ndarray]) -> None:
+        self._personal[party] = self.net.from_numpy(state["personal"])

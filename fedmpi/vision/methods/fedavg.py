@@ -1,0 +1,12 @@
+"""FedAvg (McMahan 2017): one model for all, tested as it is. A reference without differential privacy.
+
+Shared: the whole network, extractor and head, dense. Local: nothing. Noised: nothing; --epsilon must be inf. The model is
+that of DP-FedAvg-fb without noise and with a clipping bound that is never reached, bit for bit; only the test differs.
+"""
+
+from fedmpi.vision.methods import dp_fedavg_fb
+from fedmpi.vision.methods._unnoised import Unnoised
+
+
+class Method(Unnoised, dp_fedavg_fb.Method):
+    fine_tunes = False
