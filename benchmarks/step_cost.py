@@ -2,7 +2,8 @@
 
     python -m benchmarks.step_cost [--json FILE] [--batch 64] [--repeats N]
 
-The plain step is CENTAUR's (torch.optim.SGD). Steps of all kinds alternate within one run, one thread, so that whatever
+The plain step is CENTAUR's (torch.optim.SGD), on images laid out channels last, as parties hold them; beside it the same on
+images laid out channels first. Steps of all kinds alternate within one run, one thread, so that whatever
 else the machine does falls on all of them; the ratio is that of the medians. Bar: 1.05.
 """
 
@@ -21,9 +22,10 @@ from fedmpi.vision.training import Head, PartyData
 KINDS = {
     "plain SGD": ("centaur", ""),
     "shared": ("dp-pfeddsu", "--support shared"),
-    "own": ("dp-pfeddsu", "--support own"),
+    "own": ("dp-pfeddsu", "--aggregation plain --support own"),
     "dense": ("dp-pfeddsu", "--support dense"),
-    "own, straight-through": ("dp-pfeddsu", "--support own --gradient straight-through"),
+    "own, straight-through": ("dp-pfeddsu", "--aggregation plain --support own --gradient straight-through"),
+    "plain SGD, channels first": ("centaur", ""),
 }
 
 
@@ -41,7 +43,10 @@ def main() -> None:
     steps_per_call = 2  # the masks and the norm of a first step are special; a second one is not
     images = torch.from_numpy(rng.standard_normal((steps_per_call * options.batch, 3, 32, 32)).astype(np.float32))
     labels = torch.from_numpy(rng.integers(0, 10, len(images)))
-    data = PartyData(images, labels, images[:2], labels[:2])
+    layouts = {
+        "first": PartyData(images, labels, images[:2], labels[:2]),
+        "last": PartyData(images.contiguous(memory_format=torch.channels_last), labels, images[:2], labels[:2]),
+    }
     methods = {}
     for kind, (name, flags) in KINDS.items():
         config = resolve(
@@ -54,16 +59,17 @@ def main() -> None:
     times = {kind: [] for kind in KINDS}
     for repeat in range(options.repeats + 1):
         for kind, method in methods.items():
+            data = layouts["first" if kind.endswith("first") else "last"]
             start = process_time()
             method.train_extractor(data, head, theta, np.random.default_rng(repeat))
             if repeat:  # the first pass warms up
                 times[kind].append((process_time() - start) / steps_per_call)
 
     plain = statistics.median(times["plain SGD"])
-    print(f"\n{'step':<24} {'median [ms CPU]':>16} {'ratio':>8}")
+    print(f"\n{'step':<26} {'median [ms CPU]':>16} {'ratio':>8}")
     for kind, values in times.items():
         middle = statistics.median(values)
-        print(f"{kind:<24} {1000 * middle:>16.1f} {middle / plain:>8.3f}")
+        print(f"{kind:<26} {1000 * middle:>16.1f} {middle / plain:>8.3f}")
     save(options.json, facts, batch=options.batch, parameters=len(theta), seconds=times)
 
 

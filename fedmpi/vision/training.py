@@ -24,7 +24,9 @@ class PartyData:
 
         def images(values):
             scaled = (np.asarray(values, np.float32) / 255 - centre) / spread
-            return torch.from_numpy(np.ascontiguousarray(scaled, np.float32)).to(device)
+            images = torch.from_numpy(np.ascontiguousarray(scaled, np.float32)).to(device)
+            # Channels last: convolutions keep the layout of their input, and run a fifth faster in this one.
+            return images.contiguous(memory_format=torch.channels_last)
 
         def labels(values):
             return torch.from_numpy(np.array(values, np.int64)).to(device)
