@@ -131,7 +131,7 @@ def draw(rows: list[dict], path: Path) -> None:
     twin = left.twinx()
     twin.plot(penalties, [row["indicator"] for row in rows], "s--", color="C1", label="indicator J (right scale)")
     twin.set_ylabel("median J")
-    left.legend(handles=[*left.get_lines(), *twin.get_lines()], loc="upper center", frameon=False)
+    left.legend(handles=[*left.get_lines(), *twin.get_lines()], loc="center right", frameon=False)
     left.set_title("accuracy and indicator (MMF figure 4)", fontsize=10)
     for name, label, color in (("recovered", "recovered to < 1 step", "C2"), ("ranked", "top tenth found", "C3")):
         right.plot(penalties, [row[name] for row in rows], "o-", color=color, label=label)
@@ -146,7 +146,7 @@ def draw(rows: list[dict], path: Path) -> None:
     for axes in (left, right):
         axes.spines[["top"]].set_visible(False)
         axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=150)
+    figure.savefig(path, dpi=100)
 
 
 def main() -> None:
