@@ -346,8 +346,7 @@ def test_a_value_out_of_range_is_named():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_run_does_not_depend_on_placement(name, make, run_in_memory):
-    extra = " --optimizer adam --server-lr 0.01" if name.startswith("fed-") else ""
-    summaries = [run_in_memory(make(f"--method {name}{extra}"), ranks) for ranks in (2, 4, 13)]
+    summaries = [run_in_memory(make(f"--method {name}"), ranks) for ranks in (2, 4, 13)]
     assert len({summary["model_sha256"] for summary in summaries}) == 1
     assert len({summary["rmse"] for summary in summaries}) == 1
     assert summaries[0]["task"] == "recommendation" and 0.3 < summaries[0]["mae"] <= summaries[0]["rmse"] < 2
@@ -356,8 +355,7 @@ def test_a_run_does_not_depend_on_placement(name, make, run_in_memory):
 
 @pytest.mark.parametrize("name", SHARING)
 def test_secure_is_plain_is_hybrid(name, make, run_in_memory):
-    extra = " --optimizer adam --server-lr 0.01" if name.startswith("fed-") else ""
-    flags = f"--method {name} --rounds 2 --dropout 1:3:mask,2:5:share{extra}"
+    flags = f"--method {name} --rounds 2 --dropout 1:3:mask,2:5:share"
     plain = run_in_memory(make(flags), 3)
     for other in (
         "--aggregation secure --support dense",
@@ -474,6 +472,8 @@ REFUSED_SETTINGS = {
     "--dataset digits": "dataset = digits: not for method fedmf, which takes generated, lastfm",
     "--method dp-pfeddsu": "dataset = generated: not for method dp-pfeddsu, which takes an image set",
     "--support shared": "support = shared: method fedmf takes own, dense",
+    "--method fed-lr --optimizer counted": "optimizer = counted: fed-lr has no items",
+    "--method fed-nn --denominator survivors": "denominator = survivors: fed-nn adds gradients up",
     "--aggregation hybrid --support dense --clear-rule speed<=1 --method fedmmf-lr": "clear_rule = speed<=1: must be",
     "--aggregation hybrid --support dense --clear-rule indicator<=2 --method fedmmf-lr": "clear_rule = indicator<=2: must be",
     "--clear-rule indicator<=0.5": "clear_rule = indicator<=0.5: only with aggregation hybrid",

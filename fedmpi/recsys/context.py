@@ -3,6 +3,7 @@
 import numpy as np
 
 from fedmpi.algorithm import RowUpdates
+from fedmpi.errors import ConfigError
 from fedmpi.recsys.base import RatingMethod
 from fedmpi.recsys.buckets import Bucket, buckets, padded
 from fedmpi.recsys.models import make
@@ -19,6 +20,12 @@ class Context(RatingMethod):
     def __init__(self, config, store, device="cpu"):
         super().__init__(config, store, device)
         settings, server = config.ratings, config.server
+        if server.optimizer == "counted":
+            raise ConfigError(
+                f"optimizer = counted: {config.run.method} has no items whose raters it counts; take adam or sgd"
+            )
+        if server.denominator != "none":
+            raise ConfigError(f"denominator = {server.denominator}: {config.run.method} adds gradients up; take none")
         self.item_x = padded(item_features(store))
         features = self.item_x.shape[1] + len(store.user_feature_names)
         self.model = make(self.kind, features, settings.mask_rank, settings.mask_hidden)
