@@ -62,7 +62,7 @@ def _check_method(config: Config) -> None:
     """What can be said about a method before the others wait for it: importing torch here would hold up every rank."""
     folder, dataset = folder_of(config.run.method), config.data.dataset
     rates = folder == "fedmpi.recsys.methods"
-    if folder and dataset != "none" and rates != (dataset in RATING_SETS):
+    if folder and (dataset == "none" or rates != (dataset in RATING_SETS)):
         wanted = ", ".join(RATING_SETS) if rates else "an image set"
         raise ConfigError(f"dataset = {dataset}: not for method {config.run.method}, which takes {wanted}")
     if rates:
