@@ -84,7 +84,7 @@ WRONG = {
         r"parties = 3: must be at least the number of client ranks \(5\)",
     ),
     "unwritable out": ("--out /dev/null/run", r"out = /dev/null/run: cannot be written"),
-    "unknown method": ("--method magic", r"method = magic: must be one of centaur, dp-pfeddsu"),
+    "unknown method": ("--method magic", r"method = magic: must be one of centaur, dp-fedavg-fb"),
     "unknown option": ("--nonsense", r"--nonsense"),
     "unknown data set": ("--dataset mnist3d", r"dataset = 'mnist3d': must be one of"),
     "data that is not there": ("--dataset cifar10 --data-dir /nonexistent", r"/nonexistent"),
