@@ -2,12 +2,16 @@
 
 import json
 import os
+import shutil
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import psutil
+
+from fedmpi.report.files import write_json
 
 ROOT = Path(__file__).parent.parent
 
@@ -64,3 +68,23 @@ def job(mpirun: Path, ranks: int, arguments: list[str], cache: str, folder: str,
     summary = json.loads((out / "summary.json").read_text())
     rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     return summary | {"wall_seconds": wall, "peak_pss": memory.peak, "round_rows": rounds}
+
+
+class KeptJobs:
+    """Jobs whose results are kept in a folder: what is there is not run again, what was interrupted goes on."""
+
+    def __init__(self, folder: Path, ranks: int):
+        self.mpirun = Path(sys.executable).parent / "mpirun"
+        self.folder, self.ranks = folder.absolute(), ranks
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def run(self, name: str, arguments: list[str]) -> dict:
+        """The job's result by its name, which stands for its arguments."""
+        kept, place = self.folder / f"{name}.json", self.folder / "runs" / name
+        if not kept.exists():
+            if (place / "checkpoint" / "latest").exists():
+                arguments = ["--resume", str(place)]
+            else:
+                shutil.rmtree(place, ignore_errors=True)  # interrupted before its first checkpoint
+            write_json(kept, job(self.mpirun, self.ranks, arguments, str(self.folder / "cache"), "", place))
+        return json.loads(kept.read_text())

@@ -12,16 +12,14 @@ rounds, so they are cut less), all parties (the noise of a mean depends on them)
 --cell I runs one of them, for an array job.
 """
 
-import json
 import math
-import shutil
 import statistics
-import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common import arguments, machine, save, show_machine
-from benchmarks.launch import job
+from benchmarks.launch import KeptJobs
 
 # Training samples of a party in the full data set.
 SAMPLES = {"cifar10": 2500, "cifar100": 500, "emnist": 5640}
@@ -130,9 +128,7 @@ TABLES = {
 class Runner:
     def __init__(self, options):
         self.options = options
-        self.mpirun = Path(sys.executable).parent / "mpirun"
-        self.folder = options.keep.absolute()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.jobs = KeptJobs(options.keep, options.ranks)
 
     def flags(self, cell: Cell, seed: int) -> list[str]:
         options, flags = self.options, ["--preset", cell.preset, "--seed", str(seed), *cell.flags.split()]
@@ -145,34 +141,13 @@ class Runner:
                 "--samples-per-party",
                 str(samples),
             ]
-        if options.data_dir:
-            flags += ["--data-dir", str(options.data_dir.absolute())]
         return [*flags, *options.extra.split()]
 
     def run(self, cell: Cell, seed: int) -> dict:
         """The run's summary and rounds: kept, gone on with, or new."""
-        flags = self.flags(cell, seed)
-        name = (
-            " ".join(flags)
-            .replace("--", "")
-            .replace(str(self.options.data_dir and self.options.data_dir.absolute()), "")
-        )
-        place = self.folder / "".join(c if c.isalnum() or c in ".-" else "_" for c in name)[:200]
-        kept = place.with_suffix(place.suffix + ".json")
-        if not kept.exists():
-            going_on = (place / "checkpoint" / "latest").exists()
-            if not going_on:
-                shutil.rmtree(place, ignore_errors=True)  # interrupted before its first checkpoint
-            found = job(
-                self.mpirun,
-                self.options.ranks,
-                ["--resume", str(place)] if going_on else flags,
-                str(self.folder / "cache"),
-                str(self.folder),
-                None if going_on else place,
-            )
-            kept.write_text(json.dumps(found))
-        return json.loads(kept.read_text())
+        flags, data_dir = self.flags(cell, seed), self.options.data_dir
+        name = f"{cell.preset}-s{seed}-{zlib.crc32(' '.join(flags).encode()):08x}"
+        return self.jobs.run(name, [*flags, *(["--data-dir", str(data_dir.absolute())] if data_dir else [])])
 
 
 def show(cells: list[Cell], found: dict[Cell, list[dict]]) -> list[dict]:

@@ -7,14 +7,13 @@ secure one, bit for bit). Settings were chosen on a validation part of the train
 and nowhere else. With --keep, runs that are there already are not repeated, so that an interrupted table goes on.
 """
 
-import json
 import math
 import statistics
-import sys
+import zlib
 from pathlib import Path
 
 from benchmarks.common import arguments, machine, save, show_machine
-from benchmarks.launch import job
+from benchmarks.launch import KeptJobs
 
 # Yang et al. 2021, table 4: RMSE, MAE.
 PAPER = {
@@ -78,42 +77,16 @@ STUDENT = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.
 class Runner:
     def __init__(self, options):
         self.options = options
-        self.mpirun = Path(sys.executable).parent / "mpirun"
-        self.folder = options.keep.absolute()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.jobs = KeptJobs(options.keep, options.ranks)
 
-    def summary(self, method: str, seed: int, flags: str = "") -> dict:
+    def summary(self, method: str, seed: int, more: str = "") -> dict:
         """One run, or what is kept of it."""
-        options = self.options
-        name = (
-            f"{options.preset}-{method}-s{seed}-{abs(hash_text(flags)):08x}"
-            if flags
-            else f"{options.preset}-{method}-s{seed}"
-        )
-        kept = self.folder / f"{name}.json"
-        if not kept.exists():
-            data = ["--data-dir", str(options.data_dir.absolute())] if options.data_dir else []
-            arguments_ = ["--preset", options.preset, "--method", method, "--seed", str(seed), "--eval-every", "0"]
-            arguments_ += [
-                "--checkpoint-every",
-                "0",
-                "--aggregation",
-                "plain",
-                "--support",
-                "own",
-                *data,
-                *flags.split(),
-            ]
-            found = job(self.mpirun, options.ranks, arguments_, str(self.folder / "cache"), str(self.folder / "runs"))
-            found.pop("round_rows")
-            kept.write_text(json.dumps(found))
-        return json.loads(kept.read_text())
-
-
-def hash_text(text: str) -> int:
-    import zlib
-
-    return zlib.crc32(text.encode())
+        preset, data_dir = self.options.preset, self.options.data_dir
+        flags = f"--preset {preset} --method {method} --seed {seed} --eval-every 0 --checkpoint-every 0 --aggregation plain "
+        flags += f"--support own {more}"
+        data = ["--data-dir", str(data_dir.absolute())] if data_dir else []
+        name = f"{preset}-{method}-s{seed}" + (f"-{zlib.crc32(more.encode()):08x}" if more else "")
+        return self.jobs.run(name, [*flags.split(), *data])
 
 
 def mean_sd(values: list[float]) -> str:

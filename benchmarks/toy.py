@@ -5,13 +5,13 @@ Every party's update is a pseudo-random vector of the length of ml-100k's item f
 
 import numpy as np
 
-from fedmpi.algorithm import Algorithm, LocalUpdate, References, Score
+from fedmpi.algorithm import LocalUpdate, PartyAlgorithm, References, Score
 from fedmpi.privacy.words import SeededWords
 
 DIMENSION = 33_640
 
 
-class Method(Algorithm):
+class Method(PartyAlgorithm):
     task = "none"
     supports = ("dense",)
     data_fingerprint = 0

@@ -61,8 +61,8 @@ class References:
 class Algorithm(ABC):
     """One per rank. Party state stays here between rounds, keyed by party.
 
-    The engine asks about many parties at once (`evaluate_all`, `references_all`); a method that works party by party
-    writes `local_work`, `evaluate` and `references` and inherits the rest. `RowAlgorithm` is for the others.
+    The engine asks about many parties at once. A method starts from one of the two kinds below: `PartyAlgorithm`, which works
+    party by party, or `RowAlgorithm`, which works on all parties of a rank at once.
     """
 
     task: str
@@ -70,11 +70,11 @@ class Algorithm(ABC):
     shares: bool = True  # False: nothing is sent; the run is one evaluation
     bound: float | None = None  # a method without noise: the range of its encoding, in place of --clip
     chooses_clear: bool = False  # whether `clear_parties` follows --clear-rule
-    scores: tuple[str, ...] = ("accuracy",)  # what `summarise` gives, as summary.json names it
-    score_columns: int = 2  # of an `evaluate_all` row
-    reference_columns: int = 3  # of a `references_all` row
-    reference_scores: tuple[str, ...] = ("accuracy_untrained", "accuracy_local_only")
-    report_columns: tuple[str, ...] = ("loss", "head_loss", "penalty")  # LocalUpdate.figures, in this order
+    scores: tuple[str, ...]  # what `summarise` gives, as summary.json names it
+    score_columns: int  # of an `evaluate_all` row
+    reference_scores: tuple[str, ...]  # what `summarise_references` gives; none: it is not asked
+    reference_columns: int  # of a `references_all` row
+    report_columns: tuple[str, ...]  # of a party's figures of its local work
 
     @classmethod
     def pick_device(cls, setting: str, threads: int) -> str:
@@ -110,35 +110,21 @@ class Algorithm(ABC):
     def support_size(self) -> int:
         """How many coordinates a party sends a round, known before the run; under support `union`, at most."""
 
-    def local_work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
-        """Train on the party's own data from theta."""
-        raise NotImplementedError
-
-    def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
-        """Test theta on the party's own test data; leaves no trace in its state."""
-        raise NotImplementedError
-
-    def references(self, party: int, theta: np.ndarray) -> References:
-        """What the party reaches from the untrained theta on its own; leaves no trace in its state."""
-        raise NotImplementedError
-
+    @abstractmethod
     def evaluate_all(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> np.ndarray:
         """A row of figures for each party; their sum over parties is all that `summarise` needs."""
-        scores = (self.evaluate(party, theta, round) for party in parties)
-        return np.array([(score.correct / score.total, 1.0) for score in scores])
 
+    @abstractmethod
     def references_all(self, parties: tuple[int, ...], theta: np.ndarray) -> np.ndarray:
         """The same for `summarise_references`."""
-        found = (self.references(party, theta) for party in parties)
-        return np.array([(own.untrained_correct / own.total, own.local_correct / own.total, 1.0) for own in found])
 
+    @abstractmethod
     def summarise(self, total: np.ndarray) -> dict[str, float]:
         """The scores from the sum of everybody's `evaluate_all` rows."""
-        return {"accuracy": float(total[0] / total[1])}
 
+    @abstractmethod
     def summarise_references(self, total: np.ndarray) -> dict[str, float | None]:
-        untrained, alone = (float(total[column] / total[2]) for column in (0, 1))
-        return {"accuracy_untrained": untrained, "accuracy_local_only": alone if alone >= 0 else None}
+        """The reference scores from the sum of everybody's `references_all` rows."""
 
     def summarise_training(self, rows: np.ndarray) -> dict[str, float]:
         """What a round's row says of the parties' own figures: by default the mean of each column."""
@@ -175,6 +161,43 @@ class Algorithm(ABC):
     def load_states(self, parties: tuple[int, ...], stacked: dict[str, np.ndarray]) -> None:
         for index, party in enumerate(parties):
             self.load_party_state(party, {name: values[index] for name, values in stacked.items()})
+
+
+class PartyAlgorithm(Algorithm):
+    """A method that works party by party and is scored by the accuracy of each."""
+
+    scores = ("accuracy",)
+    score_columns = 2
+    reference_scores = ("accuracy_untrained", "accuracy_local_only")
+    reference_columns = 3
+    report_columns = ("loss", "head_loss", "penalty")  # LocalUpdate.figures, in this order
+
+    @abstractmethod
+    def local_work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
+        """Train on the party's own data from theta."""
+
+    @abstractmethod
+    def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
+        """Test theta on the party's own test data; leaves no trace in its state."""
+
+    @abstractmethod
+    def references(self, party: int, theta: np.ndarray) -> References:
+        """What the party reaches from the untrained theta on its own; leaves no trace in its state."""
+
+    def evaluate_all(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> np.ndarray:
+        scores = (self.evaluate(party, theta, round) for party in parties)
+        return np.array([(score.correct / score.total, 1.0) for score in scores])
+
+    def references_all(self, parties: tuple[int, ...], theta: np.ndarray) -> np.ndarray:
+        found = (self.references(party, theta) for party in parties)
+        return np.array([(own.untrained_correct / own.total, own.local_correct / own.total, 1.0) for own in found])
+
+    def summarise(self, total: np.ndarray) -> dict[str, float]:
+        return {"accuracy": float(total[0] / total[1])}
+
+    def summarise_references(self, total: np.ndarray) -> dict[str, float | None]:
+        untrained, alone = (float(total[column] / total[2]) for column in (0, 1))
+        return {"accuracy_untrained": untrained, "accuracy_local_only": alone if alone >= 0 else None}
 
 
 class RowAlgorithm(Algorithm):

@@ -1,5 +1,6 @@
 """What every rating method has in common: its data, its scores, its private models."""
 
+from abc import abstractmethod
 from functools import cached_property
 
 import numpy as np
@@ -53,9 +54,9 @@ class RatingMethod(RowAlgorithm):
 
     # ---- scores ----
 
+    @abstractmethod
     def predictions(self, theta: np.ndarray) -> np.ndarray:
         """What the parties predict for their test ratings, by theta and what they hold themselves."""
-        raise NotImplementedError
 
     def evaluate_all(self, parties, theta, round):
         return self._errors(self.predictions(theta))[self.local(parties)]

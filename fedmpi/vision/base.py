@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedmpi.algorithm import Algorithm, References
+from fedmpi.algorithm import PartyAlgorithm, References
 from fedmpi.config import Config
 from fedmpi.data.store import Store
 from fedmpi.privacy.words import SeededWords
@@ -20,7 +20,7 @@ from fedmpi.vision.training import Head, PartyData, batches, test_head, train_he
 EVALUATION_BATCH = 256
 
 
-class ImageMethod(Algorithm):
+class ImageMethod(PartyAlgorithm):
     """One network for all parties of a rank; what differs from party to party is swapped in."""
 
     task = "classification"

@@ -6,6 +6,7 @@ whether its head is fine-tuned before (`fine_tunes`). Running statistics are not
 and a test those of the party's own training data under the weights that are tested.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -86,9 +87,9 @@ class PersonalMethod(WholeMethod):
         super().__init__(config, store, device)
         self._personal: dict[int, torch.Tensor] = {}
 
+    @abstractmethod
     def first_personal(self) -> torch.Tensor:
         """A party's vector before its first round."""
-        raise NotImplementedError
 
     def personal(self, party: int) -> torch.Tensor:
         if party not in self._personal:
