@@ -3,13 +3,14 @@
     python -m benchmarks.paper_tables II --data-dir DIR [--scale 0.05] [--seeds 3] [--keep DIR] [--json FILE]
     python -m benchmarks.paper_tables figure2 --figure loss.png
 
-Runs what is missing, resumes what was interrupted, prints the paper's value beside ours (mean ± sd over seeds), what each party
-reaches alone, and whether its epsilon holds. DP-pFedDSU stands twice in every table: with support `own`, which is the paper to the
-letter and has a nominal epsilon only, and with `shared`, whose epsilon holds.
+Runs what is missing, resumes what was interrupted, prints the paper's value beside ours (mean ± sd over seeds), what it adds to
+the same parties each alone for as many rounds (`lift`) and to a head on the extractor as it was drawn, and whether its epsilon
+holds. DP-pFedDSU stands twice in every table: with support `own`, which is the paper to the letter and has a nominal epsilon only,
+and with `shared`, whose epsilon holds.
 
---scale S cuts a table in a stated way: S times the training samples of a party, sqrt(S) times the rounds (the noise adds up over
-rounds, so they are cut less), all parties (the noise of a mean depends on them). --list prints the runs with their numbers, and
---cell I runs one of them, for an array job.
+--scale S cuts a table in a stated way: S times the training samples of a party, the fourth root of S times the rounds (the noise adds
+up over rounds, so they are cut less), 200 test samples a party at most, all parties (the noise of a mean depends on them). --list
+prints the runs with their numbers, and --cell I runs one of them, for an array job.
 """
 
 import math
@@ -29,6 +30,12 @@ RIVALS = {
     "PPSGD": "--method ppsgd --support dense",
     "PMTL-FT": "--method pmtl-ft --support dense",
     "CENTAUR": "--method centaur --support dense",
+}
+ALONE = "--method local-only --support dense --epsilon inf"
+CEILINGS = {
+    "each party alone": ALONE,
+    "FedRep, no noise": "--method fedrep --support dense --epsilon inf",
+    "FedAvg, no noise": "--method fedavg --support dense --epsilon inf",
 }
 OURS = {
     "DP-pFedDSU, own": "--method dp-pfeddsu --aggregation plain --support own",
@@ -62,7 +69,8 @@ def _table_two() -> list[Cell]:
 
 def _methods(column: str, preset: str, flags: str, values: tuple) -> list[Cell]:
     rivals = [Cell(name, column, preset, f"{own} {flags}", value) for (name, own), value in zip(RIVALS.items(), values)]
-    return rivals + [Cell(name, column, preset, f"{own} {flags}", values[-1]) for name, own in OURS.items()]
+    ours = [Cell(name, column, preset, f"{own} {flags}", values[-1]) for name, own in OURS.items()]
+    return rivals + ours + [Cell(name, column, preset, own, None) for name, own in CEILINGS.items()]
 
 
 def _table_three() -> list[Cell]:
@@ -135,13 +143,9 @@ class Runner:
         if options.scale < 1:
             rounds = 50 if cell.preset.startswith("emnist") else 100
             samples = math.ceil(options.scale * SAMPLES[cell.preset.split("-")[0]])
-            flags += [
-                "--rounds",
-                str(math.ceil(math.sqrt(options.scale) * rounds)),
-                "--samples-per-party",
-                str(samples),
-            ]
-        return [*flags, *options.extra.split()]
+            flags += f"--rounds {math.ceil(options.scale**0.25 * rounds)} --samples-per-party {samples}".split()
+            flags += ["--test-samples-per-party", "200"]
+        return [*flags, "--local-epochs", "0", *options.extra.split()]
 
     def run(self, cell: Cell, seed: int) -> dict:
         """The run's summary and rounds: kept, gone on with, or new."""
@@ -150,25 +154,32 @@ class Runner:
         return self.jobs.run(name, [*flags, *(["--data-dir", str(data_dir.absolute())] if data_dir else [])])
 
 
+def reference(cell: Cell) -> Cell:
+    """What a cell's lift is over: the same parties, data and local work, each on its own."""
+    return Cell("each party alone", cell.column, cell.preset, ALONE, None)
+
+
 def show(cells: list[Cell], found: dict[Cell, list[dict]]) -> list[dict]:
     rows = []
     for column in dict.fromkeys(cell.column for cell in cells):
         print(f"\n{column}")
-        print(f"  {'':<22} {'paper':>7} {'ours':>15} {'alone':>7} {'lift':>7}  epsilon")
+        print(f"  {'':<22} {'paper':>7} {'ours':>15} {'lift':>15} {'over untrained':>15}  epsilon")
         for cell in (cell for cell in cells if cell.column == column):
-            runs = found[cell]
+            runs, alone = found[cell], [100 * run["accuracy"] for run in found[reference(cell)]]
             own = [100 * run["accuracy"] for run in runs]
-            alone = [100 * (run["accuracy_local_only"] or math.nan) for run in runs]
-            sd = statistics.stdev(own) if len(own) > 1 else 0.0
-            lift = statistics.mean(a - b for a, b in zip(own, alone))
+            lift = [a - b for a, b in zip(own, alone)]
+            trained = [100 * (run["accuracy"] - run["accuracy_untrained"]) for run in runs]
             paper = f"{cell.paper:.2f}" if cell.paper is not None else ""
-            print(
-                f"  {cell.row:<22} {paper:>7} {statistics.mean(own):>7.2f} ± {sd:<5.2f} {statistics.mean(alone):>7.2f} "
-                f"{lift:>+7.2f}  {runs[0]['epsilon_kind']}"
-            )
+            print(f"  {cell.row:<22} {paper:>7} {spread(own)} {spread(lift)} {spread(trained)}  {runs[0]['epsilon_kind']}")
             rows.append({"row": cell.row, "column": column, "paper": cell.paper, "flags": cell.flags, "accuracy": own})
-            rows[-1] |= {"local_only": alone, "epsilon_kind": runs[0]["epsilon_kind"]}
+            rows[-1] |= {"lift": lift, "over_untrained": trained, "epsilon_kind": runs[0]["epsilon_kind"]}
+            rows[-1] |= {"seconds": [run["wall_seconds"] for run in runs]}
     return rows
+
+
+def spread(values: list[float]) -> str:
+    """Mean and sd over seeds."""
+    return f"{statistics.mean(values):>7.2f} ± {statistics.stdev(values) if len(values) > 1 else 0.0:<5.2f}"
 
 
 def draw(cells: list[Cell], found: dict[Cell, list[dict]], path: Path) -> None:
@@ -193,6 +204,7 @@ def main() -> None:
     parser.add_argument("--scale", type=float, default=1.0)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--columns", nargs="*", default=[], help="only these columns, as II has cifar10-s5")
+    parser.add_argument("--rows", nargs="*", default=[], help="only these rows, as II has CENTAUR")
     parser.add_argument("--data-dir", type=Path)
     parser.add_argument("--ranks", type=int, default=21)
     parser.add_argument("--keep", type=Path, default=Path("runs/paper_tables"))
@@ -203,8 +215,13 @@ def main() -> None:
     options = parser.parse_args()
     if not 0 < options.scale <= 1:
         parser.error(f"--scale {options.scale}: must be above 0 and at most 1")
-    cells = [cell for cell in TABLES[options.table]() if not options.columns or cell.column in options.columns]
-    runs = [(cell, seed) for cell in cells for seed in range(options.seeds)]
+    cells = [
+        cell
+        for cell in TABLES[options.table]()
+        if (not options.columns or cell.column in options.columns) and (not options.rows or cell.row in options.rows)
+    ]
+    wanted = dict.fromkeys([*cells, *map(reference, cells)])
+    runs = [(cell, seed) for seed in range(options.seeds) for cell in wanted]
     runner = Runner(options)
     if options.list:
         for number, (cell, seed) in enumerate(runs):
@@ -215,7 +232,7 @@ def main() -> None:
     if options.cell is not None:
         runner.run(*runs[options.cell])
         return
-    found: dict[Cell, list[dict]] = {cell: [] for cell in cells}
+    found: dict[Cell, list[dict]] = {cell: [] for cell in wanted}
     for cell, seed in runs:
         found[cell].append(runner.run(cell, seed))
     rows = show(cells, found)

@@ -93,6 +93,8 @@ class Data:
     """share of each party's samples kept for testing, where the data set has no test split"""
     samples_per_party: CountOrZero = 0
     """most training samples of a party; 0: all it has"""
+    test_samples_per_party: CountOrZero = 0
+    """most test samples of a party; 0: all it has, or where training samples are cut, the same share of them"""
 
 
 @dataclass(frozen=True)

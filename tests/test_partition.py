@@ -236,6 +236,7 @@ def test_thin_out_keeps_the_proportions():
         ({"alpha": None}, "alpha = None: must be a number"),
         ({"test_fraction": 1.0}, "test_fraction = 1.0: must lie between 0 and 1"),
         ({"samples_per_party": -1}, "samples_per_party = -1: must be 0 (all) or at least 2"),
+        ({"test_samples_per_party": 1}, "test_samples_per_party = 1: must be 0 (in proportion) or at least 2"),
         ({"samples_per_party": 1}, "samples_per_party = 1: must be 0 (all) or at least 2"),
     ],
 )

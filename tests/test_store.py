@@ -141,6 +141,18 @@ def test_cap_thins_training_and_test_in_proportion(toy, tmp_path):
         assert set(ids(after.train_x)) < set(ids(before.train_x))
 
 
+@pytest.mark.parametrize("cap", [0, 75])
+def test_test_samples_have_a_cap_of_their_own(cap, toy, tmp_path):
+    spec = PartitionSpec(dataset="toy", parties=2, classes_per_party=5, samples_per_party=cap)
+    full = shards(prepare(dataclasses.replace(spec, samples_per_party=0), tmp_path))
+    for wanted in (10, 10_000):
+        capped = shards(prepare(dataclasses.replace(spec, test_samples_per_party=wanted), tmp_path))
+        for before, after in zip(full, capped):
+            assert len(after.train_y) == (cap or len(before.train_y)), "training samples are not its business"
+            assert len(after.test_y) == min(wanted, len(before.test_y)), "not in proportion any more"
+            assert set(after.test_y) == set(before.test_y) and set(ids(after.test_x)) <= set(ids(before.test_x))
+
+
 def test_a_cap_below_the_number_of_classes_does_not_test_what_it_dropped(toy, tmp_path):
     spec = PartitionSpec(dataset="toy", parties=2, scheme="dirichlet", alpha=100, samples_per_party=2)
     for shard in shards(prepare(spec, tmp_path)):

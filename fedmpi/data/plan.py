@@ -30,12 +30,13 @@ class PartitionSpec:
     classes_per_party: int = 2  # scheme classes
     alpha: float = 0.5  # scheme dirichlet
     test_fraction: float = 0.2  # only for data without an official test split
-    samples_per_party: int = 0  # cap on training samples, test samples follow in proportion; 0: all
+    samples_per_party: int = 0  # cap on training samples; 0: all
+    test_samples_per_party: int = 0  # cap on test samples; 0: all, or in proportion to capped training samples
     seed: int = 0
 
     def __post_init__(self) -> None:
         source = catalog.get(self.dataset)
-        for name in ("parties", "classes_per_party", "samples_per_party", "seed"):
+        for name in ("parties", "classes_per_party", "samples_per_party", "test_samples_per_party", "seed"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"{name} = {value!r}: must be a whole number")
@@ -56,11 +57,12 @@ class PartitionSpec:
         if not 0 < self.test_fraction < 1:
             raise ConfigError(f"test_fraction = {self.test_fraction}: must lie between 0 and 1")
         fewest = self.classes_per_party if self.scheme == "classes" else 1
-        if self.samples_per_party and self.samples_per_party < fewest:
-            raise ConfigError(
-                f"samples_per_party = {self.samples_per_party}: must be 0 (all) or at least {fewest}, "
-                "one of each class of a party"
-            )
+        for name, default in (("samples_per_party", "all"), ("test_samples_per_party", "in proportion")):
+            value = getattr(self, name)
+            if value and value < fewest:
+                raise ConfigError(
+                    f"{name} = {value}: must be 0 ({default}) or at least {fewest}, one of each class of a party"
+                )
 
     def canonical(self) -> dict[str, Any]:
         """The settings that have an effect. data_dir is not among them: the same files may lie anywhere."""
@@ -72,6 +74,7 @@ class PartitionSpec:
             "alpha": float(self.alpha) if self.scheme == "dirichlet" else None,
             "test_fraction": None if catalog.get(self.dataset).has_test else float(self.test_fraction),
             "samples_per_party": self.samples_per_party,
+            "test_samples_per_party": self.test_samples_per_party,
             "seed": self.seed,
         }
 
@@ -163,14 +166,14 @@ def _split(spec: PartitionSpec, data: ImageSet) -> tuple[list[np.ndarray], list[
 def _capped(
     spec: PartitionSpec, party: int, y: np.ndarray, train: np.ndarray, test_y: np.ndarray, test: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """At most `samples_per_party` training samples, and test samples in proportion but one of each class at least."""
-    cap = spec.samples_per_party
-    if not 0 < cap < len(train):
-        return train, test
-    share = cap / len(train)
-    train = train[partition.thin_out(y[train], cap, keyed_rng(spec.seed, "cap-train", party))]
-    if spec.scheme != "writers":  # whose test samples are what they wrote, of whatever class
-        # a cap below the number of classes drops some from the training samples; do not test on those
-        test = test[np.isin(test_y[test], y[train])]
-    keep = max(round(share * len(test)), len(np.unique(test_y[test])))
+    """At most `samples_per_party` training samples; test samples as their own cap says, or in proportion, but one of each
+    class at least."""
+    cap, share = spec.samples_per_party, 1.0
+    if 0 < cap < len(train):
+        share = cap / len(train)
+        train = train[partition.thin_out(y[train], cap, keyed_rng(spec.seed, "cap-train", party))]
+        if spec.scheme != "writers":  # whose test samples are what they wrote, of whatever class
+            # a cap below the number of classes drops some from the training samples; do not test on those
+            test = test[np.isin(test_y[test], y[train])]
+    keep = max(spec.test_samples_per_party or round(share * len(test)), len(np.unique(test_y[test])))
     return train, test[partition.thin_out(test_y[test], keep, keyed_rng(spec.seed, "cap-test", party))]

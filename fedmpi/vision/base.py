@@ -12,7 +12,7 @@ from fedmpi.config import Config
 from fedmpi.data.store import Store
 from fedmpi.privacy.words import SeededWords
 from fedmpi.vision.augment import Augmentation
-from fedmpi.vision.device import pick_device
+from fedmpi.vision.device import keep_freed_memory, pick_device
 from fedmpi.vision.flat import FlatNetwork
 from fedmpi.vision.models import build_extractor, initialise
 from fedmpi.vision.training import Head, PartyData, batches, test_head, train_head
@@ -41,6 +41,7 @@ class ImageMethod(PartyAlgorithm):
     @classmethod
     def pick_device(cls, setting: str, threads: int) -> str:
         torch.set_num_threads(threads)
+        keep_freed_memory()
         return pick_device(setting, os.environ)
 
     @property

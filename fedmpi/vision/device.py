@@ -1,5 +1,7 @@
 """Which device a rank computes on."""
 
+import ctypes
+
 import torch
 
 from fedmpi.errors import ConfigError
@@ -28,3 +30,17 @@ def pick_device(setting: str, environ, device_count: int | None = None) -> str:
             raise ConfigError(f"device = {setting}: torch sees {count} GPUs, cuda:0 to cuda:{count - 1}")
         return setting
     return f"cuda:{local_rank(environ) % count}"
+
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep what is freed. Activations of a batch are megabytes each: by default every one is mapped, cleared
+    page by page and unmapped again in every step, a tenth of a training step. False where the C library knows no mallopt.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(M_MMAP_THRESHOLD, 1 << 30) and mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1))

@@ -4,7 +4,6 @@ Shared: the whole extractor, dense. Local: head and running statistics. Noised: 
 """
 
 import numpy as np
-import torch
 from torch.nn import functional as F
 
 from fedmpi.vision.methods._extractor import ExtractorMethod
@@ -27,15 +26,14 @@ class Method(ExtractorMethod):
         net, settings = self.net, self.training
         net.load(theta)
         net.module.train()
-        optimiser = torch.optim.SGD(net.module.parameters(), lr=settings.ext_lr)
         total, seen = 0.0, 0
         for epoch in range(settings.ext_epochs):
             for batch in batches(len(data.train_y), settings.batch_size, rng):
-                optimiser.zero_grad(set_to_none=False)
+                net.gradients.zero_()
                 images = self.augmented(data.train_x[batch], rng)
                 loss = F.cross_entropy(head(net.module(images)), data.train_y[batch])
                 loss.backward()
-                optimiser.step()
+                net.weights.sub_(net.gradients, alpha=settings.ext_lr)
                 if epoch == settings.ext_epochs - 1:
                     total, seen = total + float(loss.detach()) * len(batch), seen + len(batch)
         update = net.to_numpy(net.weights - theta)
