@@ -9,8 +9,9 @@ holds. DP-pFedDSU stands twice in every table: with support `own`, which is the 
 and with `shared`, whose epsilon holds.
 
 --scale S cuts a table in a stated way: S times the training samples of a party, the fourth root of S times the rounds (the noise adds
-up over rounds, so they are cut less), 200 test samples a party at most, all parties (the noise of a mean depends on them). --list
-prints the runs with their numbers, and --cell I runs one of them, for an array job.
+up over rounds, so they are cut less), batches smaller by the square root of S but 8 at least (or hardly a step would be left), 200 test
+samples a party at most, all parties (the noise of a mean depends on them). --list prints the runs with their numbers, and --cell I
+runs one of them, for an array job.
 """
 
 import math
@@ -144,7 +145,7 @@ class Runner:
             rounds = 50 if cell.preset.startswith("emnist") else 100
             samples = math.ceil(options.scale * SAMPLES[cell.preset.split("-")[0]])
             flags += f"--rounds {math.ceil(options.scale**0.25 * rounds)} --samples-per-party {samples}".split()
-            flags += ["--test-samples-per-party", "200"]
+            flags += f"--batch-size {max(8, round(64 * options.scale**0.5))} --test-samples-per-party 200".split()
         return [*flags, "--local-epochs", "0", *options.extra.split()]
 
     def run(self, cell: Cell, seed: int) -> dict:
