@@ -10,8 +10,8 @@ and with `shared`, whose epsilon holds.
 
 --scale S cuts a table in a stated way: S times the training samples of a party, the fourth root of S times the rounds (the noise adds
 up over rounds, so they are cut less), batches smaller by the square root of S but 8 at least (or hardly a step would be left), 200 test
-samples a party at most, all parties (the noise of a mean depends on them). --list prints the runs with their numbers, and --cell I
-runs one of them, for an array job.
+samples a party at most, all parties (the noise of a mean depends on them); below 0.05 also images of half the width and height. --list
+prints the runs with their numbers, and --cell I runs one of them, for an array job.
 """
 
 import math
@@ -146,6 +146,7 @@ class Runner:
             samples = math.ceil(options.scale * SAMPLES[cell.preset.split("-")[0]])
             flags += f"--rounds {math.ceil(options.scale**0.25 * rounds)} --samples-per-party {samples}".split()
             flags += f"--batch-size {max(8, round(64 * options.scale**0.5))} --test-samples-per-party 200".split()
+            flags += ["--shrink", "2"] if options.scale < 0.05 else []
         return [*flags, "--local-epochs", "0", *options.extra.split()]
 
     def run(self, cell: Cell, seed: int) -> dict:

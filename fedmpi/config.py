@@ -82,9 +82,10 @@ class Data:
     """folder with the data set in its official layout, CIFAR as pickles or binary (default: download to the cache)"""
     cache_dir: str | None = None
     """where prepared data is kept (default: $FEDMPI_CACHE or ~/.cache/fedmpi)"""
-    partition: Literal["classes", "dirichlet", "writers"] = "classes"
-    """classes: exactly s classes a party, as FedRep does; dirichlet: class shares drawn from Dirichlet(alpha); writers:
-    each party one of the people who wrote the samples (femnist)"""
+    partition: Literal["classes", "drawn", "dirichlet", "writers"] = "classes"
+    """classes: exactly s classes a party, as FedRep does; drawn: the same, but each party draws its samples_per_party for
+    itself and may have some that others have, for any number of parties; dirichlet: class shares drawn from
+    Dirichlet(alpha); writers: each party one of the people who wrote the samples (femnist)"""
     classes_per_party: Count = 5
     """s, for partition classes"""
     alpha: Positive = 0.5
@@ -93,6 +94,8 @@ class Data:
     """share of each party's samples kept for testing, where the data set has no test split"""
     samples_per_party: CountOrZero = 0
     """most training samples of a party; 0: all it has"""
+    shrink: Count = 1
+    """images: every shrink x shrink pixels become one, their mean; 2 makes CIFAR 16 x 16 and four times as fast"""
     test_samples_per_party: CountOrZero = 0
     """most test samples of a party; 0: all it has, or where training samples are cut, the same share of them"""
 

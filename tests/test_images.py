@@ -366,3 +366,20 @@ def test_the_real_cifar10():
     assert np.bincount(data.train_y).tolist() == [5000] * 10 and np.bincount(data.test_y).tolist() == [1000] * 10
     mean = data.train_x.mean(axis=(0, 2, 3)) / 255
     assert np.allclose(mean, [0.4914, 0.4822, 0.4465], atol=1e-4)
+
+
+# --- smaller images --------------------------------------------------------------------------------------------------
+
+
+def test_shrinking_takes_the_mean_of_every_block():
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 256, (5, 3, 8, 4), dtype=np.uint8)
+    data = images.ImageSet("toy", x, np.arange(5), None, None, 5)
+    small = data.shrunk(2)
+    assert small.train_x.shape == (5, 3, 4, 2) and small.train_x.dtype == np.uint8 and small.test_x is None
+    for row, column in ((0, 0), (3, 1)):
+        block = x[4, 2, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
+        assert small.train_x[4, 2, row, column] == np.rint(block.mean())
+    assert data.shrunk(1) is data
+    with pytest.raises(ConfigError, match="shrink = 3: must divide the 8 x 4 pixels of toy"):
+        data.shrunk(3)

@@ -403,3 +403,33 @@ def test_many_threads_may_open_a_store_at_once(tmp_path):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         stores = list(pool.map(lambda _: Store.open(folder), range(200)))
     assert all(store == stores[0] for store in stores)
+
+
+# --- parties that draw for themselves --------------------------------------------------------------------------------
+
+
+def drawn(tmp_path, **settings):
+    settings = {"dataset": "digits", "scheme": "drawn", "samples_per_party": 12} | settings
+    return Store.open(prepare(PartitionSpec(**settings), tmp_path))
+
+
+def test_more_parties_than_the_samples_would_go_round(tmp_path):
+    """300 parties of 12 samples from 1,437: nobody is tested on what anybody trains on, and no party has a sample twice."""
+    store = drawn(tmp_path, parties=300, classes_per_party=5, test_samples_per_party=20)
+    trained, tested = set(), set()
+    for party in range(300):
+        shard = store.shard(party)
+        own = [x.tobytes() for x in shard.train_x]
+        assert len(own) == 12 and len(shard.test_y) == 20 and len(shard.classes) == 5
+        assert sorted(np.bincount(shard.train_y)[list(shard.classes)]) == [2, 2, 2, 3, 3]
+        assert set(shard.test_y) <= set(shard.classes)
+        trained.update(own)
+        tested.update(x.tobytes() for x in shard.test_x)
+    assert len(trained) < 1500 < 300 * 12, "parties share samples"
+    assert not trained & tested
+    assert drawn(tmp_path, parties=300, classes_per_party=5, test_samples_per_party=20).fingerprint == store.fingerprint
+
+
+def test_a_draw_needs_a_number_of_samples():
+    with pytest.raises(ConfigError, match="partition = drawn: needs samples_per_party"):
+        PartitionSpec(dataset="digits", parties=3, scheme="drawn")

@@ -12,14 +12,14 @@ import fcntl
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from fedmpi.errors import DataError
+from fedmpi.errors import ConfigError, DataError
 
 #: Keeps the operators of `import_torchvision_datasets` defined: they vanish with the object that defined them.
 _defined_operators: list[Any] = []
@@ -35,6 +35,23 @@ class ImageSet:
     num_classes: int
     train_writers: np.ndarray | None = None  # who made each sample, as text; None: the data set does not say
     test_writers: np.ndarray | None = None
+
+    def shrunk(self, factor: int) -> ImageSet:
+        """The same images with every factor x factor pixels as one, their mean, rounded to nearest."""
+        if factor == 1:
+            return self
+        height, width = self.train_x.shape[2:]
+        if height % factor or width % factor:
+            raise ConfigError(f"shrink = {factor}: must divide the {height} x {width} pixels of {self.name}")
+
+        def smaller(x: np.ndarray | None) -> np.ndarray | None:
+            if x is None:
+                return None
+            shape = (-1, x.shape[1], height // factor, factor, width // factor, factor)
+            blocks = (x[first : first + 4096].reshape(shape) for first in range(0, len(x), 4096))
+            return np.concatenate([np.rint(block.mean((3, 5), np.float32)).astype(np.uint8) for block in blocks])
+
+        return replace(self, train_x=smaller(self.train_x), test_x=smaller(self.test_x))
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
 """Who holds which samples: pure functions from labels and a generator to index arrays, one per party.
 
-Three schemes. `classes`: every party holds exactly s classes, as FedRep deals them, and each class is shared out evenly
+Four schemes. `classes`: every party holds exactly s classes, as FedRep deals them, and each class is shared out evenly
 among its holders. `dirichlet`: each class is shared out in proportions drawn from a symmetric Dirichlet(alpha).
 Both come in two steps, first the assignment (or the proportions), then the split, so that the test data of a party can
 follow the classes of its training data. `writers`: a party is one of the people who made the samples, and has theirs.
+`drawn`: each party draws s classes' samples for itself, so that there may be more parties than the samples would go round.
 """
 
 from __future__ import annotations
@@ -85,6 +86,19 @@ def by_classes(labels: np.ndarray, parties: int, classes_per_party: int, rng: np
     if len(labels) == 0:
         raise DataError("no samples to share out: the labels are empty")
     return split_by_classes(labels, assign_classes(parties, classes_per_party, int(labels.max()) + 1, rng), rng)
+
+
+def draw_for_parties(
+    labels: np.ndarray, pool: np.ndarray, assignment: Sequence[Sequence[int]], count: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+    """For every party `count` samples of the pool, as many of each of its classes as of the others, or one more. No party has
+    a sample twice; two parties may have the same one. A class of too few samples gives all it has."""
+    by_class = {c: pool[labels[pool] == c] for c in {c for held in assignment for c in held}}
+    parts = []
+    for held in assignment:
+        quota = apportion(count, np.full(len(held), 1 / len(held)))
+        parts.append(_joined([rng.permutation(by_class[c])[:n] for c, n in zip(rng.permutation(held), quota)]))
+    return parts
 
 
 # --- Dirichlet proportions -------------------------------------------------------------------------------------------

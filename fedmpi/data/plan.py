@@ -13,7 +13,8 @@ from fedmpi.data import catalog, partition
 from fedmpi.data.images import ImageSet
 from fedmpi.errors import ConfigError, DataError
 
-SCHEMES = ("classes", "dirichlet", "writers")
+BY_CLASSES = ("classes", "drawn")  # every party has exactly s of them
+SCHEMES = ("classes", "drawn", "dirichlet", "writers")
 
 #: Fewest training samples of a party under the Dirichlet scheme; fewer cannot fill a batch.
 MIN_SAMPLES = 10
@@ -31,12 +32,13 @@ class PartitionSpec:
     alpha: float = 0.5  # scheme dirichlet
     test_fraction: float = 0.2  # only for data without an official test split
     samples_per_party: int = 0  # cap on training samples; 0: all
+    shrink: int = 1  # every shrink x shrink pixels become one, their mean
     test_samples_per_party: int = 0  # cap on test samples; 0: all, or in proportion to capped training samples
     seed: int = 0
 
     def __post_init__(self) -> None:
         source = catalog.get(self.dataset)
-        for name in ("parties", "classes_per_party", "samples_per_party", "test_samples_per_party", "seed"):
+        for name in ("parties", "classes_per_party", "samples_per_party", "test_samples_per_party", "shrink", "seed"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"{name} = {value!r}: must be a whole number")
@@ -45,9 +47,11 @@ class PartitionSpec:
             if not isinstance(value, (int, float)) or isinstance(value, bool):
                 raise ConfigError(f"{name} = {value!r}: must be a number")
         partition.check_parties(self.parties)
+        if self.shrink < 1:
+            raise ConfigError(f"shrink = {self.shrink}: must be 1 (not at all) or more")
         if self.scheme not in SCHEMES:
             raise ConfigError(f"scheme = {self.scheme!r}: must be one of {', '.join(SCHEMES)}")
-        if self.scheme == "classes":
+        if self.scheme in BY_CLASSES:
             partition.check_classes_per_party(self.classes_per_party, source.num_classes)
         elif self.scheme == "dirichlet":
             partition.check_alpha(self.alpha)
@@ -56,7 +60,9 @@ class PartitionSpec:
             raise ConfigError(f"partition = writers: {self.dataset} does not say who wrote what; only for {able}")
         if not 0 < self.test_fraction < 1:
             raise ConfigError(f"test_fraction = {self.test_fraction}: must lie between 0 and 1")
-        fewest = self.classes_per_party if self.scheme == "classes" else 1
+        fewest = self.classes_per_party if self.scheme in BY_CLASSES else 1
+        if self.scheme == "drawn" and not self.samples_per_party:
+            raise ConfigError("partition = drawn: needs samples_per_party, how many each party draws")
         for name, default in (("samples_per_party", "all"), ("test_samples_per_party", "in proportion")):
             value = getattr(self, name)
             if value and value < fewest:
@@ -70,11 +76,12 @@ class PartitionSpec:
             "dataset": self.dataset,
             "parties": self.parties,
             "scheme": self.scheme,
-            "classes_per_party": self.classes_per_party if self.scheme == "classes" else None,
+            "classes_per_party": self.classes_per_party if self.scheme in BY_CLASSES else None,
             "alpha": float(self.alpha) if self.scheme == "dirichlet" else None,
             "test_fraction": None if catalog.get(self.dataset).has_test else float(self.test_fraction),
             "samples_per_party": self.samples_per_party,
             "test_samples_per_party": self.test_samples_per_party,
+            "shrink": self.shrink,
             "seed": self.seed,
         }
 
@@ -110,8 +117,12 @@ def keyed_rng(seed: int, *purpose: object) -> np.random.Generator:
 
 def make_plan(spec: PartitionSpec, data: ImageSet) -> Plan:
     y, test_y = data.train_y, data.test_y
-    train, test = _split(spec, data)
     public: np.ndarray | slice = slice(None)
+    if spec.scheme == "drawn":
+        train, test, public = _draw(spec, data)
+        test_y = y if test_y is None else test_y
+    else:
+        train, test = _split(spec, data)
     if test_y is None:
         marks = [
             partition.hold_out(y[part], spec.test_fraction, keyed_rng(spec.seed, "hold-out", party))
@@ -132,6 +143,25 @@ def make_plan(spec: PartitionSpec, data: ImageSet) -> Plan:
             )
         classes.append([int(c) for c in np.unique(y[train[party]])])
     return Plan(train, test, classes, public)
+
+
+def _draw(spec: PartitionSpec, data: ImageSet) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray | slice]:
+    """Training and test samples of every party from pools that all share; without a test split one is held out first."""
+    assignment = partition.assign_classes(
+        spec.parties, spec.classes_per_party, data.num_classes, keyed_rng(spec.seed, "assignment")
+    )
+    if data.test_y is None:
+        held = partition.hold_out(data.train_y, spec.test_fraction, keyed_rng(spec.seed, "hold-out"))
+        labels, pools, public = (data.train_y, data.train_y), (np.flatnonzero(~held), np.flatnonzero(held)), ~held
+    else:
+        labels, public = (data.train_y, data.test_y), slice(None)
+        pools = tuple(np.arange(len(y)) for y in labels)
+    counts = (spec.samples_per_party, spec.test_samples_per_party or spec.samples_per_party)
+    train, test = (
+        partition.draw_for_parties(y, pool, assignment, count, keyed_rng(spec.seed, purpose))
+        for y, pool, count, purpose in zip(labels, pools, counts, ("train", "test"))
+    )
+    return train, test, public
 
 
 def _split(spec: PartitionSpec, data: ImageSet) -> tuple[list[np.ndarray], list[np.ndarray]]:

@@ -117,7 +117,7 @@ def prepare(spec: PartitionSpec, root: str | os.PathLike[str]) -> Path:
         key = canonical({"format": FORMAT, "spec": spec.canonical(), "source": spec.fingerprint()})
         folder = Path(root).expanduser() / f"{spec.dataset}-{hashlib.sha256(key).hexdigest()[:12]}"
         if not folder.exists():
-            data = catalog.get(spec.dataset).load(spec.data_dir)
+            data = catalog.get(spec.dataset).load(spec.data_dir).shrunk(spec.shrink)
             _write(spec, data, make_plan(spec, data), folder)
     except OSError as error:
         raise DataError(f"{spec.dataset} cannot be prepared under {root}: {one_line(error)}") from error

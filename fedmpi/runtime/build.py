@@ -63,6 +63,7 @@ def data_spec(config: Config) -> PartitionSpec | RatingSpec:
         alpha=data.alpha,
         test_fraction=data.test_fraction,
         samples_per_party=data.samples_per_party,
+        shrink=data.shrink,
         test_samples_per_party=data.test_samples_per_party,
         seed=config.run.seed,
     )
