@@ -9,7 +9,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedmpi.errors import ConfigError, ProtocolError
+from fedmpi.privacy.accountant import calibrate
 from fedmpi.runtime import build
+from fedmpi.vision.methods.dp_pfedshallow import affordable
 from fedmpi.vision.training import batches
 
 FREE = "--epsilon inf --clip 64"  # no noise, and the bound of the methods that have none
@@ -232,3 +234,52 @@ def test_local_only_sends_nothing_and_is_one_evaluation(make_config, run_in_memo
     sent = {line.split(",")[2] for line in (config.out / "messages.csv").read_text().splitlines()[1:] if ",up," in line}
     assert sent == {"Ready", "EvalReport", "Account"}
     assert 0 <= summary["accuracy"] <= 1 and "accuracy_local_only" not in summary
+
+
+# ---- DP-pFedShallow ----
+
+
+def shallow(make_config, flags=""):
+    return built(make_config(f"--method dp-pfedshallow {flags}"))
+
+
+@pytest.mark.parametrize("flags", ["", "--parties 200 --epsilon 0.7", "--sampling 0.5", "--noise-budget 3 --rounds 9"])
+def test_shallow_shares_as_many_weights_as_its_noise_budget_allows(flags, make_config):
+    config = make_config(f"--method dp-pfedshallow --epsilon 1 --parties 40 {flags}")
+    privacy, rounds = config.privacy, config.run.rounds
+    sigma = calibrate(privacy.epsilon, privacy.delta, privacy.sampling, rounds)
+
+    def ratio(count):  # of the run's noise to the longest way that clipped updates can go
+        deviation = sigma * privacy.clip / (privacy.sampling * config.run.parties)
+        return deviation * np.sqrt(rounds * count) / (rounds * privacy.clip)
+
+    count = affordable(config, 10**9)
+    assert ratio(count) <= config.training.noise_budget < ratio(count + 1) and count > 1
+    assert affordable(config, count - 1) == count - 1, "not more than there are"
+
+
+def test_shallow_shares_something_however_loud_the_noise(make_config):
+    assert affordable(make_config("--method dp-pfedshallow --epsilon 0.01 --parties 3"), 1000) == 1
+
+
+def test_shallow_weights_beyond_the_shared_ones_never_leave_and_stay(make_config):
+    flags = "--epsilon 8 --parties 20 --samples-per-party 20"
+    one, two = shallow(make_config, flags), shallow(make_config, flags)
+    count, theta = one.shared, one.initial()
+    assert 1 < count < one.dimension / 10
+    other = theta.copy()
+    other[count:] = 7.0  # what rank 0 holds there is nobody's business
+    for round in (1, 2):
+        first, second = one.local_work(0, theta, round), two.local_work(0, other, round)
+        assert first.values.shape == (count,) and np.array_equal(first.values, second.values)
+    own = one.party_state(0)["personal"]
+    assert np.abs(own - theta[count:]).max() > 1e-4, "they learn"
+    assert np.array_equal(own, two.party_state(0)["personal"])
+    assert one.evaluate(0, theta, 2) == two.evaluate(0, other, 2)
+    # another party has its own, as they were drawn
+    assert np.array_equal(one.party_state(1)["personal"], theta[count:])
+
+
+def test_shallow_without_noise_is_centaur(make_config, run_in_memory):
+    runs = [run_in_memory(make_config(f"--method {name} {FREE}"), 3) for name in ("dp-pfedshallow", "centaur")]
+    assert runs[0]["model_sha256"] == runs[1]["model_sha256"] and runs[0]["accuracy"] == runs[1]["accuracy"]

@@ -93,13 +93,16 @@ def test_contract(name, support, make_config):
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_learns(name, make_config):
     """On data that a small network can learn, plain averaging of the updates lowers the loss."""
-    config = make_config(f"{chosen(name)} --support dense --ext-lr 0.05 --ext-epochs 3 --head-lr 0.05 --dan-weight 0")
+    config = make_config(
+        f"{chosen(name)} --support {load_method(name).supports[-1]} --ext-lr 0.05 --ext-epochs 3 --head-lr 0.05 --dan-weight 0"
+    )
     method = built(config)
     theta, losses = method.initial(), []
+    support = method.public_support(theta)
     for round in range(1, 7):
         updates = [method.local_work(party, theta, round) for party in range(4)]
         losses.append(np.mean([update.figures["loss"] for update in updates]))
-        theta = method.step(theta, np.mean([update.values for update in updates], axis=0), 1.0, None)
+        theta = method.step(theta, np.mean([update.values for update in updates], axis=0), 1.0, support)
     assert losses[-1] < 0.7 * losses[0]
 
 

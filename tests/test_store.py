@@ -20,7 +20,7 @@ import fedmpi
 from fedmpi.data import catalog, plan, store
 from fedmpi.data.images import ImageSet, Source
 from fedmpi.data.store import PartitionSpec, Store, prepare
-from fedmpi.errors import DataError
+from fedmpi.errors import ConfigError, DataError
 
 STEMS = ("train_x", "train_y", "test_x", "test_y")
 
