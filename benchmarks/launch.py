@@ -55,7 +55,8 @@ def job(mpirun: Path, ranks: int, arguments: list[str], cache: str, folder: str,
     else:
         out = out or Path(folder) / f"run-{time.monotonic_ns()}"
         arguments = [*arguments, "--out", out]
-    command = [mpirun, "-n", str(ranks), mpirun.parent / "python", "-m", "fedmpi.main", *arguments]
+    beside = mpirun.parent / "python"  # of the environment that this MPI was installed in, if it was
+    command = [mpirun, "-n", str(ranks), beside if beside.exists() else sys.executable, "-m", "fedmpi.main", *arguments]
     start = time.monotonic()
     process = subprocess.Popen(command, env=environment(mpirun, cache), cwd=ROOT, stdout=subprocess.DEVNULL)
     memory = PeakMemory(process.pid)
@@ -74,9 +75,13 @@ class KeptJobs:
     """Jobs whose results are kept in a folder: what is there is not run again, what was interrupted goes on."""
 
     def __init__(self, folder: Path, ranks: int):
-        self.mpirun = Path(sys.executable).parent / "mpirun"
+        beside = Path(sys.executable).parent / "mpirun"
+        self.mpirun = beside if beside.exists() else Path(shutil.which("mpirun") or beside)
         self.folder, self.ranks = folder.absolute(), ranks
         self.folder.mkdir(parents=True, exist_ok=True)
+
+    def has(self, name: str) -> bool:
+        return (self.folder / f"{name}.json").exists()
 
     def run(self, name: str, arguments: list[str]) -> dict:
         """The job's result by its name, which stands for its arguments."""

@@ -151,10 +151,12 @@ class Runner:
             flags += ["--shrink", "2"] if options.scale < 0.05 else []
         return [*flags, "--local-epochs", "0", *options.extra.split()]
 
-    def run(self, cell: Cell, seed: int) -> dict:
-        """The run's summary and rounds: kept, gone on with, or new."""
+    def run(self, cell: Cell, seed: int) -> dict | None:
+        """The run's summary and rounds: kept, gone on with, or new; with --show, None if it is not there."""
         flags, data_dir = self.flags(cell, seed), self.options.data_dir
         name = f"{cell.preset}-s{seed}-{zlib.crc32(' '.join(flags).encode()):08x}"
+        if self.options.show and not self.jobs.has(name):
+            return None
         return self.jobs.run(name, [*flags, *(["--data-dir", str(data_dir.absolute())] if data_dir else [])])
 
 
@@ -169,9 +171,13 @@ def show(cells: list[Cell], found: dict[Cell, list[dict]]) -> list[dict]:
         print(f"\n{column}")
         print(f"  {'':<22} {'paper':>7} {'ours':>15} {'lift':>15} {'over untrained':>15}  epsilon")
         for cell in (cell for cell in cells if cell.column == column):
-            runs, alone = found[cell], [100 * run["accuracy"] for run in found[reference(cell)]]
+            pairs = [(run, alone) for run, alone in zip(found[cell], found[reference(cell)]) if run and alone]
+            if not pairs:
+                print(f"  {cell.row:<22} {'no run yet':>23}")
+                continue
+            runs = [run for run, _ in pairs]
             own = [100 * run["accuracy"] for run in runs]
-            lift = [a - b for a, b in zip(own, alone)]
+            lift = [100 * (run["accuracy"] - alone["accuracy"]) for run, alone in pairs]
             trained = [100 * (run["accuracy"] - run["accuracy_untrained"]) for run in runs]
             paper = f"{cell.paper:.2f}" if cell.paper is not None else ""
             print(f"  {cell.row:<22} {paper:>7} {spread(own)} {spread(lift)} {spread(trained)}  {runs[0]['epsilon_kind']}")
@@ -194,7 +200,7 @@ def draw(cells: list[Cell], found: dict[Cell, list[dict]], path: Path) -> None:
 
     figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
     for cell in cells:
-        curves = [[row.get("loss", math.nan) for row in run["round_rows"]] for run in found[cell]]
+        curves = [[row.get("loss", math.nan) for row in run["round_rows"]] for run in found[cell] if run]
         axes.plot([statistics.mean(values) for values in zip(*curves)], label=cell.row)
     axes.set(xlabel="round", ylabel="training loss, mean over parties", title="figure 2")
     axes.grid(alpha=0.3)
@@ -215,6 +221,7 @@ def main() -> None:
     parser.add_argument("--extra", default="", help="further fedmpi options for every run, in one string")
     parser.add_argument("--figure", type=Path, help="draw the training loss to this file (needs matplotlib)")
     parser.add_argument("--list", action="store_true", help="print the runs and their numbers, and stop")
+    parser.add_argument("--show", action="store_true", help="run nothing, print what is kept")
     parser.add_argument("--cell", type=int, help="do this one run and stop")
     options = parser.parse_args()
     if not 0 < options.scale <= 1:

@@ -198,6 +198,7 @@ class Server:
             "task": self.algorithm.task,
             "ranks": self.endpoint.size,
             "scores": self.scores | self.references,
+            "coordinates": self.release.encoding.dimension,
             "data_crc32": f"{self.algorithm.data_fingerprint:08x}",
             "model_sha256": hashlib.sha256(np.ascontiguousarray(self.theta, "<f4").tobytes()).hexdigest(),
             "seconds": self.watch.as_dict(),

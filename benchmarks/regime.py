@@ -1,0 +1,174 @@
+"""Where sharing begins to pay: accuracy over the number of parties, epsilon and the size of the support.
+
+    python -m benchmarks.regime [--parties 20 100 500 2000] [--epsilons 0.5 1 2 8 inf] [--figure FILE] [--json FILE]
+    python -m benchmarks.regime --sizes 500:1        the support's size at one place of the map
+
+The embedded digits, 20 samples of all ten classes a party, 10 rounds, clipping bound 0.3; each party draws its samples for itself, so
+that there can be any number of parties. Beside every figure stands the best that a party has without sharing: its own training
+for as many rounds, or a head on the extractor as it was drawn, whichever is better. Sharing pays where the lift over that is
+positive.
+
+The arithmetic beside it: over T rounds the noise of n coordinates has norm sigma C sqrt(T n) / N, and clipped updates carry T C at
+most. R = sigma sqrt(n) / (N sqrt(T)) is the ratio. It knows nothing of the data, and needs no run.
+
+Results are kept in --keep and not run again; --show prints what is there and runs nothing, so that a map can grow.
+"""
+
+import argparse
+import itertools
+import math
+import statistics
+from pathlib import Path
+
+from benchmarks.common import arguments, machine, save, show_machine
+from benchmarks.launch import KeptJobs
+from fedmpi.privacy.accountant import calibrate
+
+ROUNDS, DELTA = 10, 1e-5
+SETTING = (
+    "--preset demo --partition drawn --classes-per-party 10 --samples-per-party 20 --test-samples-per-party 40 "
+    f"--rounds {ROUNDS} --batch-size 10 --head-epochs 5 --ext-epochs 2 --ext-lr 0.1 --clip 0.3 --delta {DELTA} "
+    "--aggregation plain --local-epochs 0 --eval-every 0 --checkpoint-every 0"
+)
+ALONE = "--method local-only --support dense --epsilon inf"
+METHODS = {
+    "CENTAUR": "--method centaur --support dense",
+    "DP-pFedDSU": "--method dp-pfeddsu --support shared",
+    "DP-pFedShallow": "--method dp-pfedshallow --support shared",
+}
+DENSITIES = ("0.01", "0.05", "0.2", "0.5", "1")
+
+
+class Map:
+    def __init__(self, options):
+        self.options = options
+        self.jobs = KeptJobs(options.keep, options.ranks)
+
+    def run(self, flags: str, parties: int, seed: int) -> dict | None:
+        words = f"{SETTING} {flags} --parties {parties} --seed {seed}".split()
+        name = "-".join(word.removeprefix("--") for word in f"{flags} n {parties} s {seed}".split())
+        if self.options.show and not self.jobs.has(name):
+            return None
+        return self.jobs.run(name, words)
+
+    def cell(self, label: str, flags: str, parties: int, epsilon: str) -> dict | None:
+        """Mean accuracy over seeds, and its lift over the best without sharing, seed by seed."""
+        rows = []
+        for seed in range(self.options.seeds):
+            found = self.run(f"{flags} --epsilon {epsilon}", parties, seed)
+            alone = self.run(ALONE, parties, seed)
+            if found is None or alone is None:
+                continue
+            own, best = found["accuracy"], max(alone["accuracy"], alone["accuracy_untrained"])
+            rows.append((100 * own, 100 * (own - best), found["coordinates"], 100 * alone["accuracy"]))
+            rows[-1] += (100 * alone["accuracy_untrained"],)
+        if not rows:
+            return None
+        accuracy, lift, sizes, alone, untrained = zip(*rows)
+        sigma = calibrate(float(epsilon), DELTA, 1.0, ROUNDS)
+        return {
+            "method": label,
+            "parties": parties,
+            "epsilon": float(epsilon) if epsilon != "inf" else None,
+            "coordinates": sizes[0],
+            "ratio": sigma * math.sqrt(sizes[0]) / (parties * math.sqrt(ROUNDS)),
+            "accuracy": list(accuracy),
+            "lift": list(lift),
+            "alone": list(alone),
+            "untrained": list(untrained),
+        }
+
+
+def show(rows: list[dict]) -> None:
+    print(f"\n{'method':<16} {'parties':>7} {'epsilon':>8} {'shared':>7} {'R':>7} {'accuracy':>15} {'alone':>7} {'untrained':>9} {'lift':>7}")
+    for row in rows:
+        sd = statistics.stdev(row["accuracy"]) if len(row["accuracy"]) > 1 else 0.0
+        epsilon = "inf" if row["epsilon"] is None else f"{row['epsilon']:g}"
+        print(
+            f"{row['method']:<16} {row['parties']:>7} {epsilon:>8} {row['coordinates']:>7} {row['ratio']:>7.2f} "
+            f"{statistics.mean(row['accuracy']):>7.2f} ± {sd:<5.2f} {statistics.mean(row['alone']):>7.2f} "
+            f"{statistics.mean(row['untrained']):>9.2f} {statistics.mean(row['lift']):>+7.2f}"
+        )
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    """A panel a method: lift by parties and epsilon, and the line R = 1, to whose right the noise is the smaller."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    parties = sorted({row["parties"] for row in rows})
+    budgets = sorted({row["epsilon"] or math.inf for row in rows})
+    largest = max(abs(statistics.mean(row["lift"])) for row in rows)
+    figure, panels = pyplot.subplots(1, len(METHODS), figsize=(4 * len(METHODS), 3.4), layout="constrained", sharey=True)
+    for axes, label in zip(panels, METHODS):
+        own = [row for row in rows if row["method"] == label]
+        for row in own:
+            x, y, lift = parties.index(row["parties"]), budgets.index(row["epsilon"] or math.inf), statistics.mean(row["lift"])
+            axes.add_patch(pyplot.Rectangle((x - 0.5, y - 0.5), 1, 1, color=pyplot.cm.RdBu(0.5 + lift / largest / 2)))
+            dark = abs(lift) > 0.6 * largest
+            axes.text(x, y, f"{lift:+.1f}", ha="center", va="center", color="white" if dark else "black", fontsize=9)
+        if label != "DP-pFedShallow":  # which has R = 1 everywhere, or shares everything
+            root = math.sqrt(own[0]["coordinates"] / ROUNDS)
+            finite = [epsilon for epsilon in budgets if math.isfinite(epsilon)]
+            needed = [calibrate(epsilon, DELTA, 1.0, ROUNDS) * root for epsilon in finite]
+            axes.plot([_place(n, parties) for n in needed], range(len(finite)), "k--", label="R = 1")
+            axes.legend(frameon=False, fontsize=8, loc="lower left")
+        axes.set(title=label, xlabel="parties", xlim=(-0.5, len(parties) - 0.5), ylim=(-0.5, len(budgets) - 0.5))
+        axes.set_xticks(range(len(parties)), parties)
+        axes.set_yticks(range(len(budgets)), ["∞" if math.isinf(epsilon) else f"{epsilon:g}" for epsilon in budgets])
+    panels[0].set_ylabel("ε")
+    figure.suptitle("Accuracy in points over the best without sharing (digits)", fontsize=10)
+    figure.savefig(path, dpi=130)
+
+
+def _place(count: float, parties: list[int]) -> float:
+    """Where a number of parties lies on the axis, whose ticks are evenly spaced: between its neighbours by their logarithms."""
+    logs = [math.log(n) for n in parties]
+    for index in range(len(logs) - 1):
+        if math.log(count) <= logs[index + 1] or index == len(logs) - 2:
+            return index + (math.log(count) - logs[index]) / (logs[index + 1] - logs[index])
+    return 0.0
+
+
+def place(text: str) -> tuple[int, str]:
+    parties, _, epsilon = text.partition(":")
+    if not parties.isdecimal() or not epsilon:
+        raise argparse.ArgumentTypeError(f"{text}: must be PARTIES:EPSILON, as 500:1")
+    return int(parties), epsilon
+
+
+def main() -> None:
+    parser = arguments("regime", __doc__)
+    parser.add_argument("--parties", type=int, nargs="+", default=[20, 100, 500, 2000])
+    parser.add_argument("--epsilons", nargs="+", default=["0.5", "1", "2", "8", "inf"])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--sizes", type=place, metavar="PARTIES:EPSILON", help="vary the support's size here instead")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--ranks", type=int, default=3, help="a server and a rank for every core (default 3)")
+    parser.add_argument("--keep", type=Path, default=Path("runs/regime"))
+    parser.add_argument("--show", action="store_true", help="run nothing, print what is kept")
+    parser.add_argument("--figure", type=Path, help="draw the map to this file (needs matplotlib)")
+    options = parser.parse_args()
+    facts, map_ = machine("torch", "mpi4py", "numpy"), Map(options)
+    show_machine(facts)
+    if options.sizes:
+        wanted = [
+            (f"S = {density}", f"--method dp-pfeddsu --support shared --sparse-layers 4 --density {density}", *options.sizes)
+            for density in DENSITIES
+        ]
+    else:
+        wanted = [
+            (label, METHODS[label], parties, epsilon)
+            for parties, epsilon, label in itertools.product(options.parties, options.epsilons, options.methods)
+        ]
+    rows = [row for row in (map_.cell(*cell) for cell in wanted) if row]
+    show(rows)
+    if options.figure and not options.sizes:
+        draw(rows, options.figure)
+    save(options.json, facts, setting=SETTING, rows=rows)
+
+
+if __name__ == "__main__":
+    main()

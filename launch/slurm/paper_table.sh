@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# launch/slurm/paper_table.sh TABLE [options of benchmarks.paper_tables]: a whole table of the first paper on a SLURM cluster.
+# One array task a run, then a job that prints the table once they have ended. From the project's folder, environment active:
+#
+#   ./launch/slurm/paper_table.sh II --seeds 3 --data-dir DIR
+#   SBATCH_GRES=gpu:1 SBATCH_PARTITION=gpu ./launch/slurm/paper_table.sh II --columns cifar10-s5 --ranks 21
+#
+# SBATCH_* variables go to sbatch as it documents them; FEDMPI_AT_ONCE bounds how many runs are under way. Started again, it runs
+# what is missing and goes on with what was cut off.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+[ $# -ge 1 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+command -v sbatch > /dev/null || {
+    echo "paper_table.sh: no sbatch on PATH; without SLURM: python -m benchmarks.paper_tables $*" >&2
+    exit 2
+}
+
+run() {
+    printf '$ %s\n' "$*" >&2
+    "$@"
+}
+
+listing="$(python -m benchmarks.paper_tables "$@" --list)"
+ranks=21
+for ((i = 1; i < $#; i++)); do
+    if [ "${!i}" = --ranks ]; then
+        next=$((i + 1))
+        ranks="${!next}"
+    fi
+done
+last=$(($(wc -l <<< "$listing") - 1))
+mkdir -p runs/slurm
+array="$(run sbatch --parsable --ntasks="$ranks" --array="0-$last${FEDMPI_AT_ONCE:+%$FEDMPI_AT_ONCE}" launch/slurm/paper_table.sbatch "$@")"
+table="$(run sbatch --parsable --ntasks=1 --dependency="afterany:${array%%;*}" launch/slurm/paper_table.sbatch "$@" --show)"
+echo "$((last + 1)) runs in job ${array%%;*}; the table comes with job ${table%%;*}, in runs/slurm/paper-table-${table%%;*}.out"
