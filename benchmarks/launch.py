@@ -48,8 +48,19 @@ class PeakMemory(threading.Thread):
             self.peak = max(self.peak, total)
 
 
-def job(mpirun: Path, ranks: int, arguments: list[str], cache: str, folder: str, out: Path | None = None) -> dict:
-    """Run fedmpi on `ranks` ranks; its summary, with wall time, peak memory and rounds.jsonl. `out`: a place to resume from."""
+def job(
+    mpirun: Path,
+    ranks: int,
+    arguments: list[str],
+    cache: str,
+    folder: str,
+    out: Path | None = None,
+    checkout: Path = ROOT,
+) -> dict:
+    """Run fedmpi on `ranks` ranks; its summary, with wall time, peak memory and rounds.jsonl.
+
+    `out`: a place to resume from; `checkout`: whose fedmpi, this one's by default.
+    """
     if "--resume" in arguments:
         out = Path(arguments[arguments.index("--resume") + 1])
     else:
@@ -58,7 +69,8 @@ def job(mpirun: Path, ranks: int, arguments: list[str], cache: str, folder: str,
     beside = mpirun.parent / "python"  # of the environment that this MPI was installed in, if it was
     command = [mpirun, "-n", str(ranks), beside if beside.exists() else sys.executable, "-m", "fedmpi.main", *arguments]
     start = time.monotonic()
-    process = subprocess.Popen(command, env=environment(mpirun, cache), cwd=ROOT, stdout=subprocess.DEVNULL)
+    # `python -m` looks in its own folder first, before what is installed
+    process = subprocess.Popen(command, env=environment(mpirun, cache), cwd=checkout, stdout=subprocess.DEVNULL)
     memory = PeakMemory(process.pid)
     memory.start()
     code = process.wait()

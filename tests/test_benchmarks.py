@@ -10,8 +10,8 @@ from fedmpi.algorithm import folder_of
 from fedmpi.cli import resolve
 
 ROOT = Path(__file__).parent.parent
-# One starts MPI by being imported and runs under mpirun; one runs under another Python, which has Surprise.
-ELSEWHERE = ("transport", "recsys_surprise")
+# One starts MPI by being imported and runs under mpirun; two run under another Python, which has Surprise or Flower.
+ELSEWHERE = ("transport", "recsys_surprise", "rounds_flower")
 SCRIPTS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")
