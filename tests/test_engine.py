@@ -227,6 +227,7 @@ def interrupted(monkeypatch, at):
         "--method dp-fedavg-fb",
         "--method ppsgd --sampling 0.8 --min-cohort 1",
         "--method pmtl-ft --sampling 0.8 --min-cohort 1",
+        "--method dp-pfedshallow --sampling 0.8 --min-cohort 1",
     ],
 )
 @pytest.mark.parametrize("ranks", [3, 5])

@@ -1,6 +1,10 @@
 """Networks, flat views and Top-k masks."""
 
 import math
+import os
+import platform
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -184,3 +188,29 @@ def test_a_device_that_is_not_there_is_refused(setting, gpus, said):
 
 def test_local_rank_without_a_launcher_is_zero():
     assert local_rank({}) == 0
+
+
+# ---- memory ----
+
+FAULTS = """
+import resource, torch
+from fedmpi.vision.device import keep_freed_memory
+keep = {keep}
+assert not keep or keep_freed_memory()
+for _ in range(3):
+    torch.ones(10_000_000)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.ones(10_000_000)  # 40 MB, written once and freed
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc is what is told")
+def test_freed_memory_is_used_again_and_not_mapped_anew():
+    by_default, kept = (
+        int(subprocess.check_output([sys.executable, "-c", FAULTS.format(keep=keep)])) for keep in (False, True)
+    )
+    pages = 20 * 40_000_000 // os.sysconf("SC_PAGESIZE")
+    assert kept < 0.1 * pages, "nearly every page was there already"
+    assert by_default > 0.5 * pages, "the default has changed: is this still worth it?"
