@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmpi.algorithm import method_names
+from fedmpi.algorithm import load_method, method_names
 from fedmpi.data import catalog
 from fedmpi.data.store import PartitionSpec, Store, prepare
 from fedmpi.runtime import build
@@ -95,8 +95,9 @@ def test_it_does_not_depend_on_placement(method, make_config, run_in_memory):
 
 @pytest.mark.parametrize("name", method_names(("fedmpi.vision.methods",)))
 def test_every_method_of_images_takes_the_option(name, make_config):
+    support = load_method(name).supports[-1]
     on, off = (
-        build.algorithm(make_config(f"--method {name} --support dense --epsilon inf {flag}"), device="cpu")
+        build.algorithm(make_config(f"--method {name} --support {support} --epsilon inf {flag}"), device="cpu")
         for flag in ("--augment", "--no-augment")
     )
     theta = on.initial()

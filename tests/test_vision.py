@@ -197,7 +197,7 @@ import resource, torch
 from fedmpi.vision.device import keep_freed_memory
 keep = {keep}
 assert not keep or keep_freed_memory()
-for _ in range(3):
+for _ in range(10):  # until the heap has found its shape
     torch.ones(10_000_000)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):
@@ -212,5 +212,5 @@ def test_freed_memory_is_used_again_and_not_mapped_anew():
         int(subprocess.check_output([sys.executable, "-c", FAULTS.format(keep=keep)])) for keep in (False, True)
     )
     pages = 20 * 40_000_000 // os.sysconf("SC_PAGESIZE")
-    assert kept < 0.1 * pages, "nearly every page was there already"
-    assert by_default > 0.5 * pages, "the default has changed: is this still worth it?"
+    assert by_default > 0.8 * pages, "the default has changed: is this still worth it?"
+    assert kept < 0.5 * by_default, "most pages were there already"
