@@ -23,6 +23,7 @@ from pathlib import Path
 from benchmarks.common import arguments, machine, save, show_machine
 from benchmarks.launch import KeptJobs
 from fedmpi.privacy.accountant import calibrate
+from fedmpi.privacy.statement import noise_to_signal
 
 ROUNDS, DELTA = 10, 1e-5
 SETTING = (
@@ -71,7 +72,7 @@ class Map:
             "parties": parties,
             "epsilon": float(epsilon) if epsilon != "inf" else None,
             "coordinates": sizes[0],
-            "ratio": sigma * math.sqrt(sizes[0]) / (parties * math.sqrt(ROUNDS)),
+            "ratio": noise_to_signal(sigma, 1.0, parties, sizes[0]) / math.sqrt(ROUNDS),
             "accuracy": list(accuracy),
             "lift": list(lift),
             "alone": list(alone),
@@ -101,8 +102,10 @@ def draw(rows: list[dict], path: Path) -> None:
     parties = sorted({row["parties"] for row in rows})
     budgets = sorted({row["epsilon"] or math.inf for row in rows})
     largest = 10.0  # points; beyond, the colour stays what it is
-    figure, panels = pyplot.subplots(1, len(METHODS), figsize=(4 * len(METHODS), 3.4), layout="constrained", sharey=True)
-    for axes, label in zip(panels, METHODS):
+    labels = [label for label in METHODS if any(row["method"] == label for row in rows)]
+    size = (4 * len(labels), 3.4)
+    figure, panels = pyplot.subplots(1, len(labels), figsize=size, layout="constrained", sharey=True, squeeze=False)
+    for axes, label in zip(panels[0], labels):
         own = [row for row in rows if row["method"] == label]
         for row in own:
             x, y, lift = parties.index(row["parties"]), budgets.index(row["epsilon"] or math.inf), statistics.mean(row["lift"])
@@ -117,7 +120,7 @@ def draw(rows: list[dict], path: Path) -> None:
         axes.set(title=label, xlabel="parties", xlim=(-0.5, len(parties) - 0.5), ylim=(-0.5, len(budgets) - 0.5))
         axes.set_xticks(range(len(parties)), parties)
         axes.set_yticks(range(len(budgets)), ["∞" if math.isinf(epsilon) else f"{epsilon:g}" for epsilon in budgets])
-    panels[0].set_ylabel("ε")
+    panels[0][0].set_ylabel("ε")
     figure.suptitle("Accuracy in points over the best without sharing (digits); dashed: R = 1", fontsize=10)
     figure.savefig(path, dpi=130)
 
@@ -164,7 +167,7 @@ def main() -> None:
         ]
     rows = [row for row in (map_.cell(*cell) for cell in wanted) if row]
     show(rows)
-    if options.figure and not options.sizes:
+    if options.figure and rows and not options.sizes:
         draw(rows, options.figure)
     save(options.json, facts, setting=SETTING, rows=rows)
 

@@ -37,7 +37,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 def keep_freed_memory() -> bool:
     """Tell glibc to keep what is freed. Activations of a batch are megabytes each: by default every one is mapped, cleared
-    page by page and unmapped again in every step, a tenth of a training step. False where the C library knows no mallopt.
+    page by page and unmapped again in every step (benchmarks.step_cost shows what that costs). False where the C library knows no mallopt.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
