@@ -48,6 +48,18 @@ def test_the_head_is_the_end_of_the_vector(network, make_config):
     assert np.array_equal(head.weight.numpy().ravel(), theta[start:-10]) and np.array_equal(head.bias, theta[-10:])
 
 
+def test_every_party_starts_from_one_head(make_config):
+    """DSU, Algorithm 1: one initial model [theta_ext^0, theta_cls^0]. Heads drawn apart pull the extractor apart."""
+    whole, extractor = (built(make_config(f"--method {name} --seed 4")) for name in ("dp-fedavg-fb", "centaur"))
+    heads = [
+        np.concatenate([state["head_weight"].ravel(), state["head_bias"]])
+        for state in map(extractor.party_state, range(3))
+    ]
+    assert all(np.array_equal(head, whole.initial()[whole.net.head_start :]) for head in heads)
+    other = built(make_config("--method centaur --seed 5"))
+    assert not np.array_equal(other.party_state(0)["head_weight"], extractor.party_state(0)["head_weight"])
+
+
 def test_reference_lines_do_not_depend_on_what_is_shared(make_config):
     config = "--local-epochs 2 --samples-per-party 40"
     lines = set()

@@ -72,7 +72,7 @@ class ImageMethod(PartyAlgorithm):
     def references(self, party: int, theta: np.ndarray) -> References:
         """Heads keep training over a run's rounds; the untrained extractor's head gets as many epochs, or the comparison
         would credit the extractor with what the head learnt."""
-        data, head, received = self._shard(party), self._new_head(party), self.net.from_numpy(theta)
+        data, head, received = self._shard(party), self._first_head(self.net.device), self.net.from_numpy(theta)
         self._tune_head(head, data, received, self._rng("untrained", party, 0), self.config.run.rounds + 1)
         untrained, _ = self._test(head, data)
         alone = self._train_alone(party, data, received) if self.config.evaluation.local_epochs else -1
@@ -81,7 +81,7 @@ class ImageMethod(PartyAlgorithm):
     def _train_alone(self, party: int, data: PartyData, theta: torch.Tensor) -> int:
         """The local-only reference: extractor and head trained together on the party's data alone, nothing sent."""
         rng = self._rng("local-only", party, 0)
-        head = self._new_head(party)
+        head = self._first_head(self.net.device)
         self.net.load(theta)
         self.net.reset_statistics()
         self.net.module.train()
@@ -126,8 +126,10 @@ class ImageMethod(PartyAlgorithm):
             self._data[party] = PartyData.load(shard, self.store.mean, self.store.std, self.net.device)
         return self._data[party]
 
-    def _new_head(self, party: int) -> Head:
-        return Head.new(self.feature_count, self.store.num_classes, self._rng("head", party, 0), self.net.device)
+    def _first_head(self, device: torch.device) -> Head:
+        """theta_cls^0 of DSU's Algorithm 1, the same for every party. Heads of one origin ask the extractor for much the
+        same; drawn for each party anew, they pull it in as many directions as there are parties, and the mean is small."""
+        return Head.new(self.feature_count, self.store.num_classes, self._rng("head", 0, 0), device)
 
     def _rng(self, purpose: str, party: int, round: int) -> np.random.Generator:
         return SeededWords(self.seed, purpose, party, round).generator()

@@ -67,7 +67,7 @@ class ExtractorMethod(ImageMethod):
 
     def _party(self, party: int) -> tuple[PartyData, Head]:
         if party not in self._heads:
-            self._heads[party] = self._new_head(party)
+            self._heads[party] = self._first_head(self.net.device)
             self.net.reset_statistics()
             self._statistics[party] = self.net.statistics.clone()
         return self._shard(party), self._heads[party]

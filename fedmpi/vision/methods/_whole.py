@@ -17,7 +17,7 @@ from fedmpi.algorithm import Score
 from fedmpi.vision.base import ImageMethod
 from fedmpi.vision.flat import FlatClassifier
 from fedmpi.vision.models import Classifier
-from fedmpi.vision.training import Head, PartyData, batches
+from fedmpi.vision.training import PartyData, batches
 
 
 class WholeMethod(ImageMethod):
@@ -31,8 +31,7 @@ class WholeMethod(ImageMethod):
         self.rates[self.net.head_start :] = self.training.head_lr
 
     def _flatten(self, extractor, device):
-        rng = self._rng("shared head", 0, 0)
-        head = Head.new(self.feature_count, self.store.num_classes, rng, torch.device("cpu"))
+        head = self._first_head(torch.device("cpu"))
         return FlatClassifier(Classifier(extractor, head.weight, head.bias), device)
 
     def public_support(self, theta: np.ndarray) -> None:
