@@ -6,7 +6,7 @@
 Runs what is missing, resumes what was interrupted, prints the paper's value beside ours (mean ± sd over seeds), what it adds to
 the same parties each alone for as many rounds (`lift`) and to a head on the extractor as it was drawn, and whether its epsilon
 holds. DP-pFedDSU stands twice in every table: with support `own`, which is the paper to the letter and has a nominal epsilon only,
-and with `shared`, whose epsilon holds. DP-pFedShallow is not in the paper: see its file in fedmpi/vision/methods.
+and with `shared`, whose epsilon holds. DP-pFedHome is not in the paper: see its file in fedmpi/vision/methods.
 
 --scale S cuts a table in a stated way: S times the training samples of a party, the fourth root of S times the rounds (the noise adds
 up over rounds, so they are cut less), batches smaller by the square root of S but 8 at least (or hardly a step would be left), 200 test
@@ -32,7 +32,7 @@ RIVALS = {
     "PMTL-FT": "--method pmtl-ft --support dense",
     "CENTAUR": "--method centaur --support dense",
 }
-CHANGED = {"DP-pFedShallow": "--method dp-pfedshallow --support shared"}  # not in the paper
+CHANGED = {"DP-pFedHome": "--method dp-pfedhome --support dense"}  # not in the paper
 ALONE = "--method local-only --support dense --epsilon inf"
 CEILINGS = {
     "each party alone": ALONE,

@@ -9,7 +9,8 @@ for as many rounds, or a head on the extractor as it was drawn, whichever is bet
 positive.
 
 The arithmetic beside it: over T rounds the noise of n coordinates has norm sigma C sqrt(T n) / N, and clipped updates carry T C at
-most. R = sigma sqrt(n) / (N sqrt(T)) is the ratio. It knows nothing of the data, and needs no run.
+most. R = sigma sqrt(n) / (N sqrt(T)) is the ratio. It knows nothing of the data, and needs no run; every run prints it before it
+starts, and warns above the value that this map was read at (`SHARING_PAYS_BELOW`).
 
 Results are kept in --keep and not run again; --show prints what is there and runs nothing, so that a map can grow.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from benchmarks.common import arguments, machine, save, show_machine
 from benchmarks.launch import KeptJobs
 from fedmpi.privacy.accountant import calibrate
-from fedmpi.privacy.statement import noise_to_signal
+from fedmpi.privacy.statement import SHARING_PAYS_BELOW, noise_to_signal
 
 ROUNDS, DELTA = 10, 1e-5
 SETTING = (
@@ -35,7 +36,7 @@ ALONE = "--method local-only --support dense --epsilon inf"
 METHODS = {
     "CENTAUR": "--method centaur --support dense",
     "DP-pFedDSU": "--method dp-pfeddsu --support shared",
-    "DP-pFedShallow": "--method dp-pfedshallow --support shared",
+    "DP-pFedHome": "--method dp-pfedhome --support dense",
 }
 DENSITIES = ("0.01", "0.05", "0.2", "0.5", "1")
 
@@ -55,7 +56,7 @@ class Map:
     def cell(self, label: str, flags: str, parties: int, epsilon: str) -> dict | None:
         """Mean accuracy over seeds, and its lift over the best without sharing, seed by seed."""
         rows = []
-        for seed in range(self.options.seeds):
+        for seed in range(self.options.first_seed, self.options.first_seed + self.options.seeds):
             found = self.run(f"{flags} --epsilon {epsilon}", parties, seed)
             alone = self.run(ALONE, parties, seed)
             if found is None or alone is None:
@@ -72,7 +73,7 @@ class Map:
             "parties": parties,
             "epsilon": float(epsilon) if epsilon != "inf" else None,
             "coordinates": sizes[0],
-            "ratio": noise_to_signal(sigma, 1.0, parties, sizes[0]) / math.sqrt(ROUNDS),
+            "ratio": noise_to_signal(sigma, 1.0, parties, sizes[0], ROUNDS),
             "accuracy": list(accuracy),
             "lift": list(lift),
             "alone": list(alone),
@@ -93,7 +94,7 @@ def show(rows: list[dict]) -> None:
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """A panel a method: lift by parties and epsilon, and the line R = 1, to whose right the noise is the smaller."""
+    """A panel a method: lift by parties and epsilon, and the line to whose right R says that sharing pays."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -112,16 +113,15 @@ def draw(rows: list[dict], path: Path) -> None:
             axes.add_patch(pyplot.Rectangle((x - 0.5, y - 0.5), 1, 1, color=pyplot.cm.RdBu(0.5 + lift / largest / 2)))
             dark = abs(lift) > 0.7 * largest
             axes.text(x, y, f"{lift:+.1f}", ha="center", va="center", color="white" if dark else "black", fontsize=9)
-        if label != "DP-pFedShallow":  # which has R = 1 everywhere, or shares everything
-            root = math.sqrt(own[0]["coordinates"] / ROUNDS)
-            finite = [epsilon for epsilon in budgets if math.isfinite(epsilon)]
-            needed = [calibrate(epsilon, DELTA, 1.0, ROUNDS) * root for epsilon in finite]
-            axes.plot([_place(n, parties) for n in needed], range(len(finite)), "k--")
+        finite = [epsilon for epsilon in budgets if math.isfinite(epsilon)]
+        sigmas = [calibrate(epsilon, DELTA, 1.0, ROUNDS) for epsilon in finite]
+        needed = [noise_to_signal(sigma, 1.0, 1, own[0]["coordinates"], ROUNDS) / SHARING_PAYS_BELOW for sigma in sigmas]
+        axes.plot([_place(n, parties) for n in needed], range(len(finite)), "k--")
         axes.set(title=label, xlabel="parties", xlim=(-0.5, len(parties) - 0.5), ylim=(-0.5, len(budgets) - 0.5))
         axes.set_xticks(range(len(parties)), parties)
         axes.set_yticks(range(len(budgets)), ["∞" if math.isinf(epsilon) else f"{epsilon:g}" for epsilon in budgets])
     panels[0][0].set_ylabel("ε")
-    figure.suptitle("Accuracy in points over the best without sharing (digits); dashed: R = 1", fontsize=10)
+    figure.suptitle(f"Accuracy in points over the best without sharing (digits); dashed: R = {SHARING_PAYS_BELOW:g}", fontsize=10)
     figure.savefig(path, dpi=130)
 
 
@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--sizes", type=place, metavar="PARTIES:EPSILON", help="vary the support's size here instead")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--first-seed", type=int, default=2, help="0 and 1 are those that dp-pfedhome's settings were chosen on")
     parser.add_argument("--ranks", type=int, default=3, help="a server and a rank for every core (default 3)")
     parser.add_argument("--keep", type=Path, default=Path("runs/regime"))
     parser.add_argument("--show", action="store_true", help="run nothing, print what is kept")

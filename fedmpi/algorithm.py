@@ -69,6 +69,7 @@ class Algorithm(ABC):
     supports: tuple[str, ...] = ("dense",)  # the values of --support that make sense for it
     shares: bool = True  # False: nothing is sent; the run is one evaluation
     bound: float | None = None  # a method without noise: the range of its encoding, in place of --clip
+    noise_ratio: float = 0.0  # the engine sets it: R, a run's noise over the most that its updates can carry; 0: no noise
     chooses_clear: bool = False  # whether `clear_parties` follows --clear-rule
     scores: tuple[str, ...]  # what `summarise` gives, as summary.json names it
     score_columns: int  # of an `evaluate_all` row

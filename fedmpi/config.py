@@ -135,8 +135,10 @@ class Training:
     augment: bool = False
     """phase 2 sees each image moved by a few pixels at random, and mirrored where that keeps its class; never phase 1,
     whose features are cached, and never a test"""
-    noise_budget: Positive = 1.0
-    """dp-pfedshallow: how much noise a run may have over the most that its updates can carry; sets how many weights it shares"""
+    noise_budget: Positive = 4.0
+    """dp-pfedhome: how much noise a run may have over the most that its updates can carry; beyond, the server's step is damped"""
+    home_rounds: CountOrZero = 10
+    """dp-pfedhome: rounds of local work that a party adds for itself before a test, where noise exceeds the budget"""
     mu: NonNegative = 0.1
     """pmtl-ft: how strongly a party's own network is pulled to the mean, (mu/2) ||w_i - mean||^2"""
     personal_rate: NonNegative = 1.0

@@ -9,9 +9,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fedmpi.errors import ConfigError, ProtocolError
-from fedmpi.privacy.accountant import calibrate
 from fedmpi.runtime import build
-from fedmpi.vision.methods.dp_pfedshallow import affordable
 from fedmpi.vision.training import batches
 
 FREE = "--epsilon inf --clip 64"  # no noise, and the bound of the methods that have none
@@ -248,50 +246,48 @@ def test_local_only_sends_nothing_and_is_one_evaluation(make_config, run_in_memo
     assert 0 <= summary["accuracy"] <= 1 and "accuracy_local_only" not in summary
 
 
-# ---- DP-pFedShallow ----
+# ---- DP-pFedHome ----
 
 
-def shallow(make_config, flags=""):
-    return built(make_config(f"--method dp-pfedshallow {flags}"))
+def home(make_config, ratio, flags=""):
+    method = built(make_config(f"--method dp-pfedhome --samples-per-party 20 {flags}"))
+    method.noise_ratio = ratio
+    return method
 
 
-@pytest.mark.parametrize("flags", ["", "--parties 200 --epsilon 0.7", "--sampling 0.5", "--noise-budget 3 --rounds 9"])
-def test_shallow_shares_as_many_weights_as_its_noise_budget_allows(flags, make_config):
-    config = make_config(f"--method dp-pfedshallow --epsilon 1 --parties 40 {flags}")
-    privacy, rounds = config.privacy, config.run.rounds
-    sigma = calibrate(privacy.epsilon, privacy.delta, privacy.sampling, rounds)
-
-    def ratio(count):  # of the run's noise to the longest way that clipped updates can go
-        deviation = sigma * privacy.clip / (privacy.sampling * config.run.parties)
-        return deviation * np.sqrt(rounds * count) / (rounds * privacy.clip)
-
-    count = affordable(config, 10**9)
-    assert ratio(count) <= config.training.noise_budget < ratio(count + 1) and count > 1
-    assert affordable(config, count - 1) == count - 1, "not more than there are"
+def theta_after_round_1(config):
+    with np.load(config.out / "checkpoint" / "1" / "server.npz") as arrays:
+        return arrays["theta"].astype(np.float64)
 
 
-def test_shallow_shares_something_however_loud_the_noise(make_config):
-    assert affordable(make_config("--method dp-pfedshallow --epsilon 0.01 --parties 3"), 1000) == 1
-
-
-def test_shallow_weights_beyond_the_shared_ones_never_leave_and_stay(make_config):
-    flags = "--epsilon 8 --parties 20 --samples-per-party 20"
-    one, two = shallow(make_config, flags), shallow(make_config, flags)
-    count, theta = one.shared, one.initial()
-    assert 1 < count < one.dimension / 10
-    other = theta.copy()
-    other[count:] = 7.0  # what rank 0 holds there is nobody's business
-    for round in (1, 2):
-        first, second = one.local_work(0, theta, round), two.local_work(0, other, round)
-        assert first.values.shape == (count,) and np.array_equal(first.values, second.values)
-    own = one.party_state(0)["personal"]
-    assert np.abs(own - theta[count:]).max() > 1e-4, "they learn"
-    assert np.array_equal(own, two.party_state(0)["personal"])
-    assert one.evaluate(0, theta, 2) == two.evaluate(0, other, 2)
-    # another party has its own, as they were drawn
-    assert np.array_equal(one.party_state(1)["personal"], theta[count:])
-
-
-def test_shallow_without_noise_is_centaur(make_config, run_in_memory):
-    runs = [run_in_memory(make_config(f"--method {name} {FREE}"), 3) for name in ("dp-pfedshallow", "centaur")]
+@pytest.mark.parametrize("flags", [FREE, "--epsilon 8 --noise-budget 1000"])
+def test_home_is_centaur_within_its_noise_budget(flags, make_config, run_in_memory):
+    runs = [run_in_memory(make_config(f"--method {name} {flags}"), 3) for name in ("dp-pfedhome", "centaur")]
     assert runs[0]["model_sha256"] == runs[1]["model_sha256"] and runs[0]["accuracy"] == runs[1]["accuracy"]
+
+
+def test_home_damps_a_step_by_the_budget_over_the_ratio(make_config, run_in_memory):
+    flags = "--epsilon 1 --rounds 2 --checkpoint-every 1 --noise-budget 2 --support dense"
+    config, same = (make_config(f"--method {name} {flags}") for name in ("dp-pfedhome", "centaur"))
+    run_in_memory(config, 3), run_in_memory(same, 3)
+    ratio = json.loads((config.out / "privacy.json").read_text())["mechanism"]["noise_to_signal"]
+    assert ratio > 20
+    first = built(same).initial().astype(np.float64)
+    damped, full = theta_after_round_1(config) - first, theta_after_round_1(same) - first
+    assert np.abs(full).max() > 0.05 and np.allclose(damped, full * 2 / ratio, atol=1e-7)
+
+
+def test_home_is_tested_after_rounds_that_a_party_keeps_to_itself(make_config):
+    near, far = home(make_config, 4.0), home(make_config, 4.001, "--home-rounds 2")
+    centaur = built(make_config("--method centaur --samples-per-party 20"))
+    theta = near.initial()
+    assert near.evaluate(2, theta, 3) == centaur.evaluate(2, theta, 3)
+    score, own = far.evaluate(2, theta, 3), theta
+    assert score != near.evaluate(2, theta, 3)
+    data, head = centaur._party(2)
+    for step in (1, 2):  # what FedRep would send is kept instead
+        rng, received = centaur._rng("home", 2, step), centaur.net.from_numpy(own)
+        centaur._tune_head(head, data, received, rng)
+        own = own + centaur.train_extractor(data, head, received, rng)[0]
+    assert score == centaur.evaluate(2, own, 3)
+    assert home(make_config, 4.001, "--home-rounds 0").evaluate(2, theta, 3) == near.evaluate(2, theta, 3)

@@ -87,7 +87,7 @@ def test_the_result_is_the_algorithms_own_arithmetic(make_config, run_in_memory)
         "--method dp-fedavg-fb --support dense",
         "--method ppsgd --support dense --sampling 0.7 --min-cohort 1 --seed 3",
         "--method pmtl-ft --support dense --sampling 0.7 --min-cohort 1 --seed 3",
-        "--method dp-pfedshallow --epsilon 8 --sampling 0.7 --min-cohort 1 --seed 3",
+        "--method dp-pfedhome --epsilon 1 --sampling 0.7 --min-cohort 1 --seed 3",
         "--method fedavg --epsilon inf --support dense",
         "--method fedrep --epsilon inf --support dense",
         "--method local-only --epsilon inf --support dense",
@@ -227,7 +227,7 @@ def interrupted(monkeypatch, at):
         "--method dp-fedavg-fb",
         "--method ppsgd --sampling 0.8 --min-cohort 1",
         "--method pmtl-ft --sampling 0.8 --min-cohort 1",
-        "--method dp-pfedshallow --sampling 0.8 --min-cohort 1",
+        "--method dp-pfedhome --sampling 0.8 --min-cohort 1",
     ],
 )
 @pytest.mark.parametrize("ranks", [3, 5])

@@ -4,11 +4,12 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
 
 from fedmpi.errors import ConfigError
 from fedmpi.privacy import statement
-from fedmpi.privacy.statement import Statement, describe, noise_to_signal, state, warnings
+from fedmpi.privacy.statement import SHARING_PAYS_BELOW, Statement, describe, noise_to_signal, state, warnings
 
 BASE = {
     "support": "shared",
@@ -164,22 +165,30 @@ def test_no_statement_is_made_of_a_number_that_is_none(bad):
 
 
 def test_noise_to_signal_is_what_the_paper_settings_make_it():
-    # epsilon 1, 20 parties, all of them every round, 270,000 coordinates: about a thousand.
-    ratio = noise_to_signal(40.45, 1.0, 20, 270_000)
-    assert ratio == pytest.approx(40.45 * math.sqrt(270_000) / 20) and 1000 < ratio < 1100
-    assert noise_to_signal(8.0, 0.25, 400, 100) == 0.8
-    line = describe(40.45, 1.0, 20, 270_000, 0.01)
-    assert "sigma 40.45" in line and "norm 10.5 over 270000" in line and "ratio 1.05e+03" in line and "\n" not in line
-    assert describe(0.0, 1.0, 20, 10, 0.01).startswith("noise: none")
+    # epsilon 1, 20 parties, all of them in every one of 100 rounds, 270,000 coordinates: about a hundred.
+    ratio = noise_to_signal(40.45, 1.0, 20, 270_000, 100)
+    assert ratio == pytest.approx(40.45 * math.sqrt(270_000) / 20 / 10) and 100 < ratio < 110
+    assert noise_to_signal(8.0, 0.25, 400, 100, 4) == 0.4
+    line = describe(40.45, 1.0, 20, 270_000, 0.01, 100)
+    assert "sigma 40.45" in line and "norm 105 in 270000" in line and "to 1 at most" in line and "R = 105" in line
+    assert "\n" not in line
+    assert describe(0.0, 1.0, 20, 10, 0.01, 5).startswith("noise: none")
+
+
+def test_noise_to_signal_is_that_of_the_sums_over_a_run():
+    rng, sigma, q, parties, coordinates, rounds, bound = np.random.default_rng(3), 5.0, 0.5, 40, 4000, 9, 0.3
+    noise = rng.normal(0, sigma * bound / (q * parties), (rounds, coordinates)).sum(axis=0)
+    ratio = np.linalg.norm(noise) / (rounds * bound)
+    assert noise_to_signal(sigma, q, parties, coordinates, rounds) == pytest.approx(ratio, rel=0.05)
 
 
 def test_warnings():
     assert warnings(1e-5, 20, 0.5) == []
     (line,) = warnings(0.05, 20, 0.5)
     assert "delta 0.05 is not below 1/parties = 0.05" in line
-    (line,) = warnings(1e-5, 20, 1050.0)
-    assert "1.05e+03 times the largest possible mean update" in line
-    assert warnings(1e-5, 20, 1.0) == []
-    assert len(warnings(0.1, 20, 3.0)) == 2
+    (line,) = warnings(1e-5, 20, 105.0)
+    assert "105 times the most that its updates can carry" in line
+    assert warnings(1e-5, 20, SHARING_PAYS_BELOW) == []
+    assert len(warnings(0.1, 20, 30.0)) == 2
     # Without noise nothing is claimed, so there is nothing to warn of.
     assert warnings(0.1, 20, 0.0) == []

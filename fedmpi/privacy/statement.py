@@ -199,20 +199,25 @@ def _released(support: str, aggregation: str, metrics: str) -> list[str]:
     return lines
 
 
-def noise_to_signal(sigma: float, q: float, parties: int, coordinates: int) -> float:
-    """The norm of one round's noise in the mean update, sigma C/(qN) sqrt(coordinates), over the largest norm that a
-    mean update can have, C. Above 1 the noise is the larger of the two whatever the parties learnt."""
-    return sigma * math.sqrt(coordinates) / (q * parties)
+# Where sharing ceased to pay in benchmarks/README.md, measured: above, parties did better alone.
+SHARING_PAYS_BELOW = 8.0
 
 
-def describe(sigma: float, q: float, parties: int, coordinates: int, bound: float) -> str:
+def noise_to_signal(sigma: float, q: float, parties: int, coordinates: int, rounds: int) -> float:
+    """R: the norm that noise adds up to over a run, sigma C/(qN) sqrt(rounds coordinates), over the furthest that clipped mean
+    updates can go, rounds C. It knows nothing of the data. Noise has no direction and updates may have one, so something can
+    be learnt above 1, though not far above."""
+    return sigma * math.sqrt(coordinates) / (q * parties * math.sqrt(rounds))
+
+
+def describe(sigma: float, q: float, parties: int, coordinates: int, bound: float, rounds: int) -> str:
     """The line that is printed before a run starts."""
     if sigma == 0.0:
         return f"noise: none; a mean update has norm {bound:g} at most"
-    ratio = noise_to_signal(sigma, q, parties, coordinates)
+    ratio = noise_to_signal(sigma, q, parties, coordinates, rounds)
     return (
-        f"noise: sigma {sigma:.4g}; a round's noise has norm {ratio * bound:.3g} over {coordinates} coordinates, "
-        f"the largest possible mean update {bound:g}: ratio {ratio:.3g}"
+        f"noise: sigma {sigma:.4g}; over {rounds} rounds it adds up to norm {ratio * bound * rounds:.3g} in {coordinates} "
+        f"coordinates, mean updates to {bound * rounds:g} at most: R = {ratio:.3g}"
     )
 
 
@@ -224,9 +229,9 @@ def warnings(delta: float, parties: int, ratio: float) -> list[str]:
             f"delta {delta:g} is not below 1/parties = {1.0 / parties:g}: "
             "such a delta allows the data of one party to be released whole"
         )
-    if ratio > 1.0:
+    if ratio > SHARING_PAYS_BELOW:
         lines.append(
-            f"one round's noise is {ratio:.3g} times the largest possible mean update: little or nothing can be learnt "
-            "through it; more parties, fewer coordinates or a larger epsilon would help"
+            f"the run's noise is {ratio:.3g} times the most that its updates can carry: expect parties to do no better than "
+            "alone; more parties, more rounds, fewer coordinates or a larger epsilon would help"
         )
     return lines

@@ -61,7 +61,8 @@ class Record:
             )
         else:
             q, parties = config.privacy.sampling, config.run.parties
-            self.terminal.say(describe(release.multiplier, q, parties, encoding.dimension, encoding.clip))
+            line = describe(release.multiplier, q, parties, encoding.dimension, encoding.clip, config.run.rounds)
+            self.terminal.say(line)
         for line in warnings(config.privacy.delta, config.run.parties, privacy.noise_to_signal()):
             self.terminal.warn(line)
         if config.machine.threads != "1":

@@ -67,9 +67,9 @@ class PrivacyAccount:
         )
 
     def noise_to_signal(self) -> float:
-        config = self._config
+        run, coordinates = self._config.run, self._release.encoding.dimension
         return noise_to_signal(
-            self._release.multiplier, config.privacy.sampling, config.run.parties, self._release.encoding.dimension
+            self._release.multiplier, self._config.privacy.sampling, run.parties, coordinates, run.rounds
         )
 
     def as_dict(self) -> dict:

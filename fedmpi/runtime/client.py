@@ -73,6 +73,7 @@ class Client:
             self.plan = dropout.parse(self.config.aggregation.dropout, self.config.run.seed, self.config.run.parties)
             self.identities = self._read_identities(pki)
             self.algorithm: Algorithm = build.algorithm(self.config)
+            self.algorithm.noise_ratio = build.noise_ratio(plan, self.algorithm)
             self.release = build.release(plan, self.algorithm)
             self.aggregator = build.aggregator(plan, self.algorithm, self.meter)
             self.algorithm.host(self.parties)

@@ -49,6 +49,7 @@ class Server:
             for rank in placement.ranks():
                 endpoint.send(rank, Setup(config=plan.to_text(), parties=placement.parties_of(rank)))
             self.algorithm: Algorithm = build.algorithm(self.config, device="cpu")
+            self.algorithm.noise_ratio = build.noise_ratio(plan, self.algorithm)
             self.release = build.release(plan, self.algorithm)
             self.privacy = PrivacyAccount(self.config, self.release)
             self.aggregator = build.aggregator(plan, self.algorithm, lambda cost: self.watch(cost))

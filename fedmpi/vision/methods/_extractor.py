@@ -1,8 +1,7 @@
 """What every method with a shared extractor and a local head has in common.
 
 A subclass says how the forward weights come from theta (`forward_weights`) and how the extractor is trained
-(`train_extractor`, on batches that went through `augmented`), and where parties keep weights of their own, which ones they
-work with (`weights_of`); everything else — phase 1, evaluation, party state — is here.
+(`train_extractor`, on batches that went through `augmented`); everything else — phase 1, evaluation, party state — is here.
 """
 
 from abc import abstractmethod
@@ -25,15 +24,11 @@ class ExtractorMethod(ImageMethod):
     def train_extractor(self, data: PartyData, head: Head, theta: torch.Tensor, rng) -> tuple:
         """Phase 2: (update on its support, that support or None if it is public, figures: loss and penalty)."""
 
-    def weights_of(self, party: int, theta: torch.Tensor) -> torch.Tensor:
-        """The extractor that the party starts from and is tested with when the shared vector is theta."""
-        return theta
-
     # ---- the round ----
 
     def local_work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
         data, head = self._party(party)
-        received = self.weights_of(party, self.net.from_numpy(theta))
+        received = self.net.from_numpy(theta)
         self.net.statistics.copy_(self._statistics[party])
         rng = self._rng("train", party, round)
         head_loss = self._tune_head(head, data, received, rng)
@@ -42,10 +37,19 @@ class ExtractorMethod(ImageMethod):
         return LocalUpdate(values, support, {"head_loss": head_loss, **figures})
 
     def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
+        return self.test_at_home(party, theta, round)
+
+    def test_at_home(self, party: int, theta: np.ndarray, round: int, rounds: int = 0, purpose: str = "") -> Score:
+        """Test the extractor that the party has after `rounds` rounds of local work from theta which it keeps to itself, with
+        a head tuned on it; `purpose` names the randomness of that work. Leaves no trace."""
         data, head = self._party(party)
-        head = head.copy()
-        weights = self.weights_of(party, self.net.from_numpy(theta))
-        self._tune_head(head, data, weights, self._rng("evaluate", party, round))
+        head, own = head.copy(), self.net.from_numpy(theta)
+        for step in range(1, rounds + 1):
+            rng = self._rng(purpose, party, step)
+            self._tune_head(head, data, own, rng)
+            update, _, _ = self.train_extractor(data, head, own, rng)
+            own += self.net.from_numpy(update)
+        self._tune_head(head, data, own, self._rng("evaluate", party, round))
         correct, loss = self._test(head, data)
         return Score(correct, len(data.test_y), loss)
 

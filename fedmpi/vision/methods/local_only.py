@@ -21,16 +21,7 @@ class Method(Unnoised, centaur.Method):
     reference_scores = ("accuracy_untrained",)
 
     def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
-        data, head = self._party(party)
-        head, own = head.copy(), self.net.from_numpy(theta)
-        for step in range(1, self.config.run.rounds + 1):
-            rng = self._rng("train", party, step)
-            self._tune_head(head, data, own, rng)
-            update, _, _ = self.train_extractor(data, head, own, rng)
-            own += self.net.from_numpy(update)
-        self._tune_head(head, data, own, self._rng("evaluate", party, round))
-        correct, loss = self._test(head, data)
-        return Score(correct, len(data.test_y), loss)
+        return self.test_at_home(party, theta, round, self.config.run.rounds, "train")
 
     def _train_alone(self, party, data, theta) -> int:
         return -1

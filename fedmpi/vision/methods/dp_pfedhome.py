@@ -1,0 +1,35 @@
+"""DP-pFedHome: share as far as the noise lets anything through, and finish at home. Not in the paper.
+
+Shared: the whole extractor, dense. Local: head and running statistics; for a test, an extractor of the party's own. Noised:
+the shared extractor's update.
+
+CENTAUR with two changes, both from R, the norm of a run's noise over the most that its clipped updates can carry
+(`noise_ratio`), which is arithmetic on public settings. Up to R = `noise_budget` nothing changes: it is CENTAUR, bit for bit.
+Beyond,
+
+- the server takes the noised mean times noise_budget / R, so that noise never moves the extractor further than the budget
+  allows. That is done to what everybody may see, and costs no privacy;
+- a party is tested with its own extractor, after `home_rounds` rounds of local work from the shared one that it keeps to
+  itself. Training on its own data repairs what noise has broken, and keeps what was learnt from the others.
+
+With very much noise the shared extractor stays where it was drawn, and a party is as good as it is alone.
+"""
+
+import numpy as np
+
+from fedmpi.algorithm import Score
+from fedmpi.vision.methods import centaur
+
+
+class Method(centaur.Method):
+    @property
+    def damping(self) -> float:
+        """What the server's step is multiplied by; below 1 a party finishes at home."""
+        return min(1.0, self.training.noise_budget / self.noise_ratio) if self.noise_ratio else 1.0
+
+    def step(self, theta: np.ndarray, total: np.ndarray, rate: float, support: np.ndarray | None) -> np.ndarray:
+        return super().step(theta, total, rate * self.damping, support)
+
+    def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
+        rounds = self.training.home_rounds if self.damping < 1 else 0
+        return self.test_at_home(party, theta, round, rounds, "home")
