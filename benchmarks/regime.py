@@ -10,7 +10,7 @@ positive.
 
 The arithmetic beside it: over T rounds the noise of n coordinates has norm sigma C sqrt(T n) / N, and clipped updates carry T C at
 most. R = sigma sqrt(n) / (N sqrt(T)) is the ratio. It knows nothing of the data, and needs no run; every run prints it before it
-starts, and warns above the value that this map was read at (`SHARING_PAYS_BELOW`).
+starts, and warns above the value that was read from CENTAUR's map (`SHARING_PAYS_BELOW`).
 
 Results are kept in --keep and not run again; --show prints what is there and runs nothing, so that a map can grow.
 """
@@ -38,6 +38,7 @@ METHODS = {
     "DP-pFedDSU": "--method dp-pfeddsu --support shared",
     "DP-pFedHome": "--method dp-pfedhome --support dense",
 }
+LINES = {"CENTAUR": SHARING_PAYS_BELOW, "DP-pFedDSU": 1.7, "DP-pFedHome": 4.0}  # R where lift changes its sign; home: its budget
 DENSITIES = ("0.01", "0.05", "0.2", "0.5", "1")
 
 
@@ -102,7 +103,7 @@ def draw(rows: list[dict], path: Path) -> None:
 
     parties = sorted({row["parties"] for row in rows})
     budgets = sorted({row["epsilon"] or math.inf for row in rows})
-    largest = 10.0  # points; beyond, the colour stays what it is
+    largest = 20.0  # points; beyond, the colour stays what it is
     labels = [label for label in METHODS if any(row["method"] == label for row in rows)]
     size = (4 * len(labels), 3.4)
     figure, panels = pyplot.subplots(1, len(labels), figsize=size, layout="constrained", sharey=True, squeeze=False)
@@ -115,13 +116,13 @@ def draw(rows: list[dict], path: Path) -> None:
             axes.text(x, y, f"{lift:+.1f}", ha="center", va="center", color="white" if dark else "black", fontsize=9)
         finite = [epsilon for epsilon in budgets if math.isfinite(epsilon)]
         sigmas = [calibrate(epsilon, DELTA, 1.0, ROUNDS) for epsilon in finite]
-        needed = [noise_to_signal(sigma, 1.0, 1, own[0]["coordinates"], ROUNDS) / SHARING_PAYS_BELOW for sigma in sigmas]
+        needed = [noise_to_signal(sigma, 1.0, 1, own[0]["coordinates"], ROUNDS) / LINES[label] for sigma in sigmas]
         axes.plot([_place(n, parties) for n in needed], range(len(finite)), "k--")
-        axes.set(title=label, xlabel="parties", xlim=(-0.5, len(parties) - 0.5), ylim=(-0.5, len(budgets) - 0.5))
+        axes.set(title=f"{label} (dashed: R = {LINES[label]:g})", xlabel="parties", xlim=(-0.5, len(parties) - 0.5), ylim=(-0.5, len(budgets) - 0.5))
         axes.set_xticks(range(len(parties)), parties)
         axes.set_yticks(range(len(budgets)), ["∞" if math.isinf(epsilon) else f"{epsilon:g}" for epsilon in budgets])
     panels[0][0].set_ylabel("ε")
-    figure.suptitle(f"Accuracy in points over the best without sharing (digits); dashed: R = {SHARING_PAYS_BELOW:g}", fontsize=10)
+    figure.suptitle("Accuracy in points over the best without sharing (digits)", fontsize=10)
     figure.savefig(path, dpi=130)
 
 

@@ -41,7 +41,7 @@ class ExtractorMethod(ImageMethod):
 
     def test_at_home(self, party: int, theta: np.ndarray, round: int, rounds: int = 0, purpose: str = "") -> Score:
         """Test the extractor that the party has after `rounds` rounds of local work from theta which it keeps to itself, with
-        a head tuned on it; `purpose` names the randomness of that work. Leaves no trace."""
+        a head tuned on it; `purpose` names the randomness of that work, whose updates must be dense. Leaves no trace."""
         data, head = self._party(party)
         head, own = head.copy(), self.net.from_numpy(theta)
         for step in range(1, rounds + 1):
