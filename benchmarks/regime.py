@@ -23,6 +23,7 @@ from pathlib import Path
 
 from benchmarks.common import arguments, machine, save, show_machine
 from benchmarks.launch import KeptJobs
+from fedmpi.config import Training
 from fedmpi.privacy.accountant import calibrate
 from fedmpi.privacy.statement import SHARING_PAYS_BELOW, noise_to_signal
 
@@ -38,7 +39,8 @@ METHODS = {
     "DP-pFedDSU": "--method dp-pfeddsu --support shared",
     "DP-pFedHome": "--method dp-pfedhome --support dense",
 }
-LINES = {"CENTAUR": SHARING_PAYS_BELOW, "DP-pFedDSU": 1.7, "DP-pFedHome": 4.0}  # R where lift changes its sign; home: its budget
+# R where the lift changes its sign, as read from the map; for DP-pFedHome where it ceases to be CENTAUR.
+LINES = {"CENTAUR": SHARING_PAYS_BELOW, "DP-pFedDSU": 1.7, "DP-pFedHome": Training().noise_budget}
 DENSITIES = ("0.01", "0.05", "0.2", "0.5", "1")
 
 
