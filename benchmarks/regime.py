@@ -10,7 +10,7 @@ positive.
 
 The arithmetic beside it: over T rounds the noise of n coordinates has norm sigma C sqrt(T n) / N, and clipped updates carry T C at
 most. R = sigma sqrt(n) / (N sqrt(T)) is the ratio. It knows nothing of the data, and needs no run; every run prints it before it
-starts, and warns above the value that was read from CENTAUR's map (`SHARING_PAYS_BELOW`).
+starts, and warns above the value that was read from the method's map (`pays_below`), which is drawn as a line.
 
 Results are kept in --keep and not run again; --show prints what is there and runs nothing, so that a map can grow.
 """
@@ -23,9 +23,9 @@ from pathlib import Path
 
 from benchmarks.common import arguments, machine, save, show_machine
 from benchmarks.launch import KeptJobs
-from fedmpi.config import Training
+from fedmpi.algorithm import load_method
 from fedmpi.privacy.accountant import calibrate
-from fedmpi.privacy.statement import SHARING_PAYS_BELOW, noise_to_signal
+from fedmpi.privacy.statement import noise_to_signal
 
 ROUNDS, DELTA = 10, 1e-5
 SETTING = (
@@ -39,8 +39,6 @@ METHODS = {
     "DP-pFedDSU": "--method dp-pfeddsu --support shared",
     "DP-pFedHome": "--method dp-pfedhome --support dense",
 }
-# R where the lift changes its sign, as read from the map; for DP-pFedHome where it ceases to be CENTAUR.
-LINES = {"CENTAUR": SHARING_PAYS_BELOW, "DP-pFedDSU": 1.7, "DP-pFedHome": Training().noise_budget}
 DENSITIES = ("0.01", "0.05", "0.2", "0.5", "1")
 
 
@@ -118,9 +116,10 @@ def draw(rows: list[dict], path: Path) -> None:
             axes.text(x, y, f"{lift:+.1f}", ha="center", va="center", color="white" if dark else "black", fontsize=9)
         finite = [epsilon for epsilon in budgets if math.isfinite(epsilon)]
         sigmas = [calibrate(epsilon, DELTA, 1.0, ROUNDS) for epsilon in finite]
-        needed = [noise_to_signal(sigma, 1.0, 1, own[0]["coordinates"], ROUNDS) / LINES[label] for sigma in sigmas]
+        line = load_method(METHODS[label].split()[1]).pays_below
+        needed = [noise_to_signal(sigma, 1.0, 1, own[0]["coordinates"], ROUNDS) / line for sigma in sigmas]
         axes.plot([_place(n, parties) for n in needed], range(len(finite)), "k--")
-        axes.set(title=f"{label} (dashed: R = {LINES[label]:g})", xlabel="parties", xlim=(-0.5, len(parties) - 0.5), ylim=(-0.5, len(budgets) - 0.5))
+        axes.set(title=f"{label} (dashed: R = {line:g})", xlabel="parties", xlim=(-0.5, len(parties) - 0.5), ylim=(-0.5, len(budgets) - 0.5))
         axes.set_xticks(range(len(parties)), parties)
         axes.set_yticks(range(len(budgets)), ["∞" if math.isinf(epsilon) else f"{epsilon:g}" for epsilon in budgets])
     panels[0][0].set_ylabel("ε")

@@ -9,7 +9,7 @@ import pytest
 
 from fedmpi.errors import ConfigError
 from fedmpi.privacy import statement
-from fedmpi.privacy.statement import SHARING_PAYS_BELOW, Statement, describe, noise_to_signal, state, warnings
+from fedmpi.privacy.statement import Statement, describe, noise_to_signal, state, warnings
 
 BASE = {
     "support": "shared",
@@ -183,12 +183,13 @@ def test_noise_to_signal_is_that_of_the_sums_over_a_run():
 
 
 def test_warnings():
-    assert warnings(1e-5, 20, 0.5) == []
-    (line,) = warnings(0.05, 20, 0.5)
+    assert warnings(1e-5, 20, 0.5, 8.0) == []
+    (line,) = warnings(0.05, 20, 0.5, 8.0)
     assert "delta 0.05 is not below 1/parties = 0.05" in line
-    (line,) = warnings(1e-5, 20, 105.0)
-    assert "105 times the most that its updates can carry" in line
-    assert warnings(1e-5, 20, SHARING_PAYS_BELOW) == []
-    assert len(warnings(0.1, 20, 30.0)) == 2
+    (line,) = warnings(1e-5, 20, 105.0, 8.0)
+    assert "105 times the most that its updates can carry" in line and "alone above 8" in line
+    assert len(warnings(1e-5, 20, 3.0, 1.7)) == 1
+    assert warnings(1e-5, 20, 8.0, 8.0) == []
+    assert len(warnings(0.1, 20, 30.0, 8.0)) == 2
     # Without noise nothing is claimed, so there is nothing to warn of.
-    assert warnings(0.1, 20, 0.0) == []
+    assert warnings(0.1, 20, 0.0, 8.0) == []

@@ -199,10 +199,6 @@ def _released(support: str, aggregation: str, metrics: str) -> list[str]:
     return lines
 
 
-# Measured, benchmarks/README.md: with more noise parties did better alone than on a shared extractor.
-SHARING_PAYS_BELOW = 8.0
-
-
 def noise_to_signal(sigma: float, q: float, parties: int, coordinates: int, rounds: int) -> float:
     """R: the norm that noise adds up to over a run, sigma C/(qN) sqrt(rounds coordinates), over the furthest that clipped mean
     updates can go, rounds C. It knows nothing of the data. Noise has no direction and updates may have one, so something can
@@ -221,17 +217,18 @@ def describe(sigma: float, q: float, parties: int, coordinates: int, bound: floa
     )
 
 
-def warnings(delta: float, parties: int, ratio: float) -> list[str]:
-    """What must be said before a run starts, a line each; `ratio` is that of `noise_to_signal`, 0 without noise."""
+def warnings(delta: float, parties: int, ratio: float, pays_below: float) -> list[str]:
+    """What must be said before a run starts, a line each; `ratio` is that of `noise_to_signal`, 0 without noise, and
+    `pays_below` the one above which the method's parties did better alone."""
     lines = []
     if ratio > 0.0 and delta * parties >= 1.0:
         lines.append(
             f"delta {delta:g} is not below 1/parties = {1.0 / parties:g}: "
             "such a delta allows the data of one party to be released whole"
         )
-    if ratio > SHARING_PAYS_BELOW:
+    if ratio > pays_below:
         lines.append(
-            f"the run's noise is {ratio:.3g} times the most that its updates can carry; above {SHARING_PAYS_BELOW:g} parties did "
-            "better alone than on a shared extractor: more parties, fewer coordinates or a larger epsilon would help"
+            f"the run's noise is {ratio:.3g} times the most that its updates can carry; with this method parties did better alone "
+            f"above {pays_below:g}: more parties, fewer coordinates or a larger epsilon would help"
         )
     return lines

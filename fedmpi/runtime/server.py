@@ -64,7 +64,8 @@ class Server:
                 self.restore(plan.resume_round)
             self.collect(self.placement.ranks(), Ready, self._check_ready)
             self.aggregator.check()
-        record.opening(self.release, self.privacy, isinstance(self.algorithm, RowAlgorithm))
+        by_coordinate = isinstance(self.algorithm, RowAlgorithm)
+        record.opening(self.release, self.privacy, self.algorithm.pays_below, by_coordinate)
 
     # ---- the run ----
 

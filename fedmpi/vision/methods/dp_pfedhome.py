@@ -22,6 +22,8 @@ from fedmpi.vision.methods import centaur
 
 
 class Method(centaur.Method):
+    pays_below = 20.0
+
     @property
     def damping(self) -> float:
         """What the server's step is multiplied by; below 1 a party finishes at home."""
