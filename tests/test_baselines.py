@@ -269,7 +269,8 @@ def test_home_is_centaur_within_its_noise_budget(flags, make_config, run_in_memo
 def test_home_damps_a_step_by_the_budget_over_the_ratio(make_config, run_in_memory):
     flags = "--epsilon 1 --rounds 2 --checkpoint-every 1 --noise-budget 2 --support dense"
     config, same = (make_config(f"--method {name} {flags}") for name in ("dp-pfedhome", "centaur"))
-    run_in_memory(config, 3), run_in_memory(same, 3)
+    for each in (config, same):
+        run_in_memory(each, 3)
     ratio = json.loads((config.out / "privacy.json").read_text())["mechanism"]["noise_to_signal"]
     assert ratio > 20
     first = built(same).initial().astype(np.float64)

@@ -7,7 +7,7 @@ import numpy as np
 from fedmpi.config import Config
 from fedmpi.privacy.accountant import Accountant, ServerView
 from fedmpi.privacy.mechanisms import sum_divergence, sum_multiplier
-from fedmpi.privacy.statement import Statement, noise_to_signal, state
+from fedmpi.privacy.statement import Statement, state
 from fedmpi.runtime.release import Release
 
 # The server sees every party's own update in the clear, so it compares it with any other: 2C.
@@ -67,10 +67,7 @@ class PrivacyAccount:
         )
 
     def noise_to_signal(self) -> float:
-        run, coordinates = self._config.run, self._release.encoding.dimension
-        return noise_to_signal(
-            self._release.multiplier, self._config.privacy.sampling, run.parties, coordinates, run.rounds
-        )
+        return self._release.noise_ratio(self._config)
 
     def as_dict(self) -> dict:
         """privacy.json: the statement, the mechanism, and how the figures came about."""

@@ -12,7 +12,6 @@ from fedmpi.config import Config, from_dict
 from fedmpi.data.rating_store import RATING_SETS, RatingSpec, RatingStore, prepare_ratings
 from fedmpi.data.store import PartitionSpec, Store, prepare
 from fedmpi.errors import ConfigError, WireError
-from fedmpi.privacy.statement import noise_to_signal
 from fedmpi.runtime.release import Release
 from fedmpi.secagg.encoding import plan
 from fedmpi.secagg.pki import read_public
@@ -121,12 +120,6 @@ def aggregator(plan_: Plan, method: Algorithm, meter) -> Aggregator:
     return Aggregator(
         plan_.config, bytes.fromhex(plan_.session), method.dimension, getattr(method, "width", 0), meter=meter
     )
-
-
-def noise_ratio(plan_: Plan, method: Algorithm) -> float:
-    """R of this run, from public settings alone."""
-    run, q = plan_.config.run, plan_.config.privacy.sampling
-    return noise_to_signal(plan_.multiplier, q, run.parties, method.support_size(), run.rounds)
 
 
 def detailed_ledger(config: Config) -> bool:

@@ -10,6 +10,7 @@ from fedmpi.config import Config
 from fedmpi.crypto.prg import KeyStream
 from fedmpi.errors import ProtocolError
 from fedmpi.privacy.mechanisms import clip, discrete_gaussian, round_conditionally
+from fedmpi.privacy.statement import noise_to_signal
 from fedmpi.privacy.words import SeededWords
 from fedmpi.secagg.encoding import Encoding
 
@@ -34,6 +35,11 @@ class Release:
     def share(self, cohort: int) -> float:
         """One party's noise deviation in steps: n_t such shares, less the margin, make sigma times the sensitivity."""
         return self.multiplier * self.encoding.sensitivity / math.sqrt(cohort * (1 - self.margin))
+
+    def noise_ratio(self, config: Config) -> float:
+        """R of this run, from public settings alone."""
+        run, q = config.run, config.privacy.sampling
+        return noise_to_signal(self.multiplier, q, run.parties, self.encoding.dimension, run.rounds)
 
     def over(self, dimension: int) -> "Release":
         """The same rule over another number of coordinates, for a support that is found in the round."""

@@ -49,8 +49,8 @@ class Server:
             for rank in placement.ranks():
                 endpoint.send(rank, Setup(config=plan.to_text(), parties=placement.parties_of(rank)))
             self.algorithm: Algorithm = build.algorithm(self.config, device="cpu")
-            self.algorithm.noise_ratio = build.noise_ratio(plan, self.algorithm)
             self.release = build.release(plan, self.algorithm)
+            self.algorithm.noise_ratio = self.release.noise_ratio(self.config)
             self.privacy = PrivacyAccount(self.config, self.release)
             self.aggregator = build.aggregator(plan, self.algorithm, lambda cost: self.watch(cost))
             self.plan = dropout.parse(self.config.aggregation.dropout, self.config.run.seed, self.config.run.parties)
