@@ -158,19 +158,18 @@ def discrete_gaussian(sigma: float, n: int, source: WordSource) -> np.ndarray:
         place, tail, coin = words[:m], words[m : 2 * m], words[2 * m :]
         v = np.floor(-np.log(fraction(tail)))
         y = v * scale
-        y += (place & field).astype(np.float64)
+        y += (place & field).view(np.int64).astype(np.float64)
         log_keep = y * y
         log_keep *= per_square
         log_keep += v
         log_keep -= shift
         # Rounding can leave a certain acceptance at exp(1e-16) instead of 1: always kept, as it should be.
-        keep = fraction(coin) < np.exp(log_keep)
-        negative = (place >> np.uint64(63)).astype(bool)
+        kept = np.flatnonzero(fraction(coin) < np.exp(log_keep))
+        size, sign = y.take(kept).astype(np.int64), place.take(kept).view(np.int64) >> 63  # sign: 0 or -1
         # Zero has one sign only; counted twice it would be twice as likely.
-        keep &= ~(negative & (y == 0.0))
-        kept = np.where(negative, -y, y)[keep][: n - filled].astype(np.int64)
-        out[filled : filled + kept.size] = kept
-        filled += kept.size
+        values = ((size ^ sign) - sign)[(size != 0) | (sign == 0)][: n - filled]
+        out[filled : filled + values.size] = values
+        filled += values.size
     return out
 
 

@@ -77,7 +77,10 @@ def fraction(words: np.ndarray) -> np.ndarray:
     All 64 bits count and small values keep 53 significant bits, so P[fraction < p] is p up to a *relative* error of
     2**-53 and an absolute one of 2**-64. `uniform` has an absolute error of 2**-53, which matters in the tails.
     """
-    u = words.astype(np.float64)
+    # The word as a float, rounded once, by its two halves: numpy converts signed integers in half the time of unsigned ones.
+    u = (words >> np.uint64(32)).view(np.int64).astype(np.float64)
+    u *= 2.0**32
+    u += (words & np.uint64(2**32 - 1)).view(np.int64).astype(np.float64)
     u += 0.5
     u *= 2.0**-64
     return u
