@@ -137,8 +137,9 @@ class Training:
     whose features are cached, and never a test"""
     noise_budget: Positive = 4.0
     """dp-pfedhome: how much noise a run may have over the most that its updates can carry; beyond, the server's step is damped"""
-    home_rounds: CountOrZero = 10
-    """dp-pfedhome: rounds of local work that a party adds for itself before a test, where noise exceeds the budget"""
+    home_rounds: CountOrZero = 0
+    """dp-pfedhome: rounds of local work that a party adds for itself before a test, where noise exceeds the budget; 0: as
+    many as --rounds, which a party alone would have had"""
     mu: NonNegative = 0.1
     """pmtl-ft: how strongly a party's own network is pulled to the mean, (mu/2) ||w_i - mean||^2"""
     personal_rate: NonNegative = 1.0

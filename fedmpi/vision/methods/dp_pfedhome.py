@@ -10,7 +10,8 @@ Beyond,
 - the server takes the noised mean times noise_budget / R, so that noise never moves the extractor further than the budget
   allows. That is done to what everybody may see, and costs no privacy;
 - a party is tested with its own extractor, after `home_rounds` rounds of local work from the shared one that it keeps to
-  itself. Training on its own data repairs what noise has broken, and keeps what was learnt from the others.
+  itself: by default as many as the run has, so that it never trains less than a party alone would. Training on its own data
+  repairs what noise has broken, and keeps what was learnt from the others.
 
 With very much noise the shared extractor stays where it was drawn, and a party is as good as it is alone.
 """
@@ -33,5 +34,5 @@ class Method(centaur.Method):
         return super().step(theta, total, rate * self.damping, support)
 
     def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
-        rounds = self.training.home_rounds if self.damping < 1 else 0
-        return self.test_at_home(party, theta, round, rounds, "home")
+        rounds = self.training.home_rounds or self.config.run.rounds
+        return self.test_at_home(party, theta, round, rounds if self.damping < 1 else 0, "home")
