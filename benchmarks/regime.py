@@ -2,9 +2,11 @@
 
     python -m benchmarks.regime [--parties 20 100 500 2000] [--epsilons 0.5 1 2 8 inf] [--figure FILE] [--json FILE]
     python -m benchmarks.regime --sizes 500:1        the support's size at one place of the map
+    python -m benchmarks.regime --dataset cifar10 --data-dir DIR --parties 100 --epsilons 1 2 8 inf
 
-The embedded digits, 20 samples of all ten classes a party, 10 rounds, clipping bound 0.3; each party draws its samples for itself, so
-that there can be any number of parties. Beside every figure stands the best that a party has without sharing: its own training
+The embedded digits, 20 samples of all ten classes a party, 10 rounds, clipping bound 0.3; or CIFAR-10 at 16 x 16 pixels, 40 samples of
+five classes a party, 30 rounds, clipping bound 1. The network is `cnn` for both. Each party draws its samples for itself, so that
+there can be any number of parties. Beside every figure stands the best that a party has without sharing: its own training
 for as many rounds, or a head on the extractor as it was drawn, whichever is better. Sharing pays where the lift over that is
 positive.
 
@@ -27,12 +29,16 @@ from fedmpi.algorithm import load_method
 from fedmpi.privacy.accountant import calibrate
 from fedmpi.privacy.statement import noise_to_signal
 
-ROUNDS, DELTA = 10, 1e-5
-SETTING = (
-    "--preset demo --partition drawn --classes-per-party 10 --samples-per-party 20 --test-samples-per-party 40 "
-    f"--rounds {ROUNDS} --batch-size 10 --head-epochs 5 --ext-epochs 2 --ext-lr 0.1 --clip 0.3 --delta {DELTA} "
+DELTA = 1e-5
+COMMON = (
+    f"--preset demo --partition drawn --test-samples-per-party 40 --batch-size 10 --head-epochs 5 --ext-epochs 2 --delta {DELTA} "
     "--aggregation plain --local-epochs 0 --eval-every 0 --checkpoint-every 0"
 )
+ROUNDS = {"digits": 10, "cifar10": 30}
+SETTINGS = {
+    "digits": "--classes-per-party 10 --samples-per-party 20 --ext-lr 0.1 --clip 0.3",
+    "cifar10": "--dataset cifar10 --shrink 2 --classes-per-party 5 --samples-per-party 40 --ext-lr 0.1 --clip 1",
+}
 ALONE = "--method local-only --support dense --epsilon inf"
 METHODS = {
     "CENTAUR": "--method centaur --support dense",
@@ -46,10 +52,15 @@ class Map:
     def __init__(self, options):
         self.options = options
         self.jobs = KeptJobs(options.keep, options.ranks)
+        self.rounds = ROUNDS[options.dataset]
+        self.setting = f"{COMMON} {SETTINGS[options.dataset]} --rounds {self.rounds}"
+        if options.data_dir:
+            self.setting += f" --data-dir {options.data_dir.absolute()}"
 
     def run(self, flags: str, parties: int, seed: int) -> dict | None:
-        words = f"{SETTING} {flags} --parties {parties} --seed {seed}".split()
+        words = f"{self.setting} {flags} --parties {parties} --seed {seed}".split()
         name = "-".join(word.removeprefix("--") for word in f"{flags} n {parties} s {seed}".split())
+        name = name if self.options.dataset == "digits" else f"{self.options.dataset}-{name}"
         if self.options.show and not self.jobs.has(name):
             return None
         return self.jobs.run(name, words)
@@ -68,13 +79,13 @@ class Map:
         if not rows:
             return None
         accuracy, lift, sizes, alone, untrained = zip(*rows)
-        sigma = calibrate(float(epsilon), DELTA, 1.0, ROUNDS)
+        sigma = calibrate(float(epsilon), DELTA, 1.0, self.rounds)
         return {
             "method": label,
             "parties": parties,
             "epsilon": float(epsilon) if epsilon != "inf" else None,
             "coordinates": sizes[0],
-            "ratio": noise_to_signal(sigma, 1.0, parties, sizes[0], ROUNDS),
+            "ratio": noise_to_signal(sigma, 1.0, parties, sizes[0], self.rounds),
             "accuracy": list(accuracy),
             "lift": list(lift),
             "alone": list(alone),
@@ -94,7 +105,7 @@ def show(rows: list[dict]) -> None:
         )
 
 
-def draw(rows: list[dict], path: Path) -> None:
+def draw(rows: list[dict], path: Path, dataset: str) -> None:
     """A panel a method: lift by parties and epsilon, and the line to whose right R says that sharing pays."""
     import matplotlib
 
@@ -115,15 +126,16 @@ def draw(rows: list[dict], path: Path) -> None:
             dark = abs(lift) > 0.7 * largest
             axes.text(x, y, f"{lift:+.1f}", ha="center", va="center", color="white" if dark else "black", fontsize=9)
         finite = [epsilon for epsilon in budgets if math.isfinite(epsilon)]
-        sigmas = [calibrate(epsilon, DELTA, 1.0, ROUNDS) for epsilon in finite]
+        rounds = ROUNDS[dataset]
+        sigmas = [calibrate(epsilon, DELTA, 1.0, rounds) for epsilon in finite]
         line = load_method(METHODS[label].split()[1]).pays_below
-        needed = [noise_to_signal(sigma, 1.0, 1, own[0]["coordinates"], ROUNDS) / line for sigma in sigmas]
+        needed = [noise_to_signal(sigma, 1.0, 1, own[0]["coordinates"], rounds) / line for sigma in sigmas]
         axes.plot([_place(n, parties) for n in needed], range(len(finite)), "k--")
         axes.set(title=f"{label} (dashed: R = {line:g})", xlabel="parties", xlim=(-0.5, len(parties) - 0.5), ylim=(-0.5, len(budgets) - 0.5))
         axes.set_xticks(range(len(parties)), parties)
         axes.set_yticks(range(len(budgets)), ["∞" if math.isinf(epsilon) else f"{epsilon:g}" for epsilon in budgets])
     panels[0][0].set_ylabel("ε")
-    figure.suptitle("Accuracy in points over the best without sharing (digits)", fontsize=10)
+    figure.suptitle(f"Accuracy in points over the best without sharing ({dataset})", fontsize=10)
     figure.savefig(path, dpi=130)
 
 
@@ -145,6 +157,8 @@ def place(text: str) -> tuple[int, str]:
 
 def main() -> None:
     parser = arguments("regime", __doc__)
+    parser.add_argument("--dataset", choices=SETTINGS, default="digits")
+    parser.add_argument("--data-dir", type=Path, help="where CIFAR-10 lies; without it, it is downloaded")
     parser.add_argument("--parties", type=int, nargs="+", default=[20, 100, 500, 2000])
     parser.add_argument("--epsilons", nargs="+", default=["0.5", "1", "2", "8", "inf"])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
@@ -171,8 +185,8 @@ def main() -> None:
     rows = [row for row in (map_.cell(*cell) for cell in wanted) if row]
     show(rows)
     if options.figure and rows and not options.sizes:
-        draw(rows, options.figure)
-    save(options.json, facts, setting=SETTING, rows=rows)
+        draw(rows, options.figure, options.dataset)
+    save(options.json, facts, setting=map_.setting, rows=rows)
 
 
 if __name__ == "__main__":
