@@ -11,7 +11,7 @@ import yaml
 from fedmpi.cli import resolve
 from fedmpi.config import Config, from_dict
 from fedmpi.errors import ConfigError, DataError, ProtocolError, TransportError
-from fedmpi.privacy.accountant import calibrate
+from fedmpi.privacy.accountant import Accountant, calibrate
 from fedmpi.runtime import build, checkpoint, schedule
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.server import Server
@@ -260,18 +260,86 @@ def test_a_resumed_run_keeps_its_settings(make_config, run_in_memory):
     assert resolve(["--resume", str(config.out), "--round-deadline", "9"]).run.round_deadline == 9
 
 
-def test_with_secret_noise_a_repeated_round_is_counted_twice(make_config, run_in_memory, monkeypatch):
-    flags = "--rounds 5 --checkpoint-every 2 --entropy os"
-    through = run_in_memory(make_config(flags), 3)
-    config = make_config(flags)
+def killed(run_in_memory, monkeypatch, config, at, step="round"):
+    """The run until `step` of round `at`, which it does not survive."""
+    whole = getattr(Server, step)
+
+    def stops(self, round, *rest):
+        if round == at:
+            raise KeyboardInterrupt
+        return whole(self, round, *rest)
+
     with monkeypatch.context() as patch:
-        interrupted(patch, 4)
+        patch.setattr(Server, step, stops)
         with pytest.raises(KeyboardInterrupt):
             run_in_memory(config, 3)
+
+
+def released(config):
+    """(sums that left rank 0, rounds that the worst party's update reached rank 0 in)"""
+    statement = json.loads((config.out / "privacy.json").read_text())
+    return statement["rounds_accounted"], statement["worst_party"]["rounds_joined"]
+
+
+SECRET = "--rounds 5 --checkpoint-every 2 --entropy os"
+
+
+def test_with_secret_noise_a_repeated_round_is_counted_twice(make_config, run_in_memory, monkeypatch):
+    through = run_in_memory(make_config(SECRET), 3)
+    config = make_config(SECRET)
+    killed(run_in_memory, monkeypatch, config, 4)
     resumed = run_in_memory(resolve(["--resume", str(config.out)]), 3)
     assert resumed["epsilon_outside"] > through["epsilon_outside"]
-    # round 3 was released and is repeated, round 4 may have been: five rounds and two
-    assert json.loads((config.out / "privacy.json").read_text())["rounds_accounted"] == 7
+    assert released(config) == (6, 6)  # round 3 twice
+
+
+def test_a_second_interruption_forgets_nothing_of_the_first(make_config, run_in_memory, monkeypatch):
+    config = make_config(SECRET)
+    killed(run_in_memory, monkeypatch, config, 4)
+    again = resolve(["--resume", str(config.out)])
+    killed(run_in_memory, monkeypatch, again, 4)
+    run_in_memory(again, 3)
+    assert released(config) == (7, 7)  # round 3 three times
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure --threshold 3"])
+def test_rank_0_may_have_seen_the_round_that_was_cut_short(aggregation, make_config, run_in_memory, monkeypatch):
+    config = make_config(f"{SECRET} --aggregation {aggregation}")
+    killed(run_in_memory, monkeypatch, config, 4, "aggregate")
+    resumed = run_in_memory(resolve(["--resume", str(config.out)]), 3)
+    assert released(config) == (6, 7)  # nobody outside saw a sum of round 4
+    longer = make_config(f"{SECRET} --aggregation {aggregation}")
+    killed(run_in_memory, monkeypatch, longer, 5)
+    assert run_in_memory(resolve(["--resume", str(longer.out)]), 3)["epsilon_server"] <= resumed["epsilon_server"]
+
+
+def test_rounds_to_be_repeated_are_counted_with_the_noise_that_they_had(make_config, run_in_memory, monkeypatch):
+    config = make_config(f"{SECRET} --dropout 3:1:mask,3:2:mask")
+    killed(run_in_memory, monkeypatch, config, 4)
+    resumed = run_in_memory(resolve(["--resume", str(config.out)]), 3)
+    # Two of four lost, in both rounds 3: half the noise. Composed by hand:
+    sigma, account = calibrate(config.privacy.epsilon, config.privacy.delta, 1.0, 5), Accountant("rdp")
+    for left in (4, 4, 2, 2, 4, 4):
+        account.spend(sigma * (left / 4) ** 0.5, 1.0)
+    assert resumed["epsilon_outside"] == pytest.approx(account.epsilon(config.privacy.delta), rel=1e-6)
+
+
+def test_a_sampled_cohort_is_remembered_by_name(make_config, run_in_memory, monkeypatch):
+    config = make_config(f"{SECRET} --parties 12 --sampling 0.5 --min-cohort 1")
+    monkeypatch.setattr(schedule, "cohort", lambda config, round: (8, 9, 10, 11))
+    killed(run_in_memory, monkeypatch, config, 4)
+    monkeypatch.setattr(schedule, "cohort", lambda config, round: (9, 10, 11))
+    run_in_memory(resolve(["--resume", str(config.out)]), 3)
+    joined = json.loads((config.out / "checkpoint" / "account.json").read_text())["privacy"]["server"]["joined"]
+    assert joined == [0] * 8 + [3, 6, 6, 6]
+
+
+def test_without_its_account_a_run_under_secret_noise_is_not_gone_on_with(make_config, run_in_memory, monkeypatch):
+    config = make_config(SECRET)
+    killed(run_in_memory, monkeypatch, config, 4)
+    (config.out / "checkpoint" / "account.json").write_text("{")
+    with pytest.raises(DataError, match="account.json cannot be used .*released before the interruption is unknown"):
+        run_in_memory(resolve(["--resume", str(config.out)]), 3)
 
 
 def test_a_damaged_or_missing_checkpoint_is_named(make_config, run_in_memory, tmp_path):

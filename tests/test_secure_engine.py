@@ -95,6 +95,15 @@ def test_below_the_threshold_the_model_stays_and_training_goes_on(make_config, r
     assert rows(config)[2]["survivors"] == 7
 
 
+def test_a_failed_round_still_showed_rank_0_the_updates_in_the_clear(make_config, run_in_memory):
+    lost = ",".join(f"{round}:{party}:mask" for round in (1, 2, 3) for party in (4, 5, 6))
+    config = make_config(f"{SECURE} --aggregation hybrid --clear-parties 0,1 --dropout {lost}")
+    summary = run_in_memory(config, 3)
+    assert summary["dropouts"]["failed_rounds"] == 3 and summary["epsilon_outside"] == 0
+    worst = json.loads((config.out / "privacy.json").read_text())["worst_party"]
+    assert worst == {"party": 0, "rounds_joined": 3} and summary["epsilon_server"] > 0
+
+
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
 def test_a_round_that_everybody_misses_releases_nothing(aggregation, make_config, run_in_memory):
     lost = ",".join(f"2:{party}:advertise" for party in range(7))

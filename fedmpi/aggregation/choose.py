@@ -65,6 +65,13 @@ class Aggregator:
             self.session, round, cohort, threshold, degree, encoding.dimension, encoding.bits, active, most_lost
         )
 
+    def fewest(self, hidden: int) -> int:
+        """Of so many who go through the protocol, how many must be left for it to give a sum."""
+        if not hidden:
+            return 0
+        rules = self.rules(1, hidden, Encoding(1.0, 4, 8, 1))
+        return max(rules.threshold, hidden - rules.tolerated)
+
     def server(
         self, round: int, cohort: tuple[int, ...], encoding: Encoding, source: WordSource, identities, threads: int
     ) -> ServerSession:

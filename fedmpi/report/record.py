@@ -83,10 +83,6 @@ class Record:
             stream.write(json.dumps(row, allow_nan=False) + "\n")
         self.terminal.progress(row, self.config.run.rounds)
 
-    def released_after(self, round: int) -> list[int]:
-        """Cohort sizes of the rounds beyond `round` that were recorded before an interruption, and of one under way."""
-        return [*self._cut, self.config.run.parties]
-
     def closing(self, facts: dict, privacy, ledger, costs: dict) -> dict:
         """Write everything and show the table; returns the summary."""
         config, statement = self.config, privacy.statement()
@@ -126,20 +122,17 @@ class Record:
 
     def _cut_rows(self, resume_round: int) -> None:
         """Drop rows after the checkpoint; they are about to be repeated."""
-        self._cut = []
         kept = []
         path = self.out / "rounds.jsonl"
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             try:
                 row = json.loads(line)
-                later, cohort = row["round"] > resume_round, row["cohort"]
+                later = row["round"] > resume_round
             except (ValueError, KeyError, TypeError):
                 if kept and kept[-1]["round"] >= resume_round:
                     continue  # the line that the interruption cut short
                 raise DataError(f"{path} line {number}: not a round's row") from None
-            if later and "skipped" not in row:
-                self._cut.append(cohort)
-            elif not later:
+            if not later:
                 kept.append(row)
         write_text(path, "".join(json.dumps(row) + "\n" for row in kept))
 

@@ -1,6 +1,7 @@
 """The privacy account of a run: what each round really released, towards outside and towards the server."""
 
 import math
+from collections.abc import Collection
 
 import numpy as np
 
@@ -22,31 +23,47 @@ class PrivacyAccount:
         self.outside = Accountant(kind)
         self.nominal = Accountant(kind)
         self.server = ServerView(config.run.parties, kind=kind)
+        self._shares: dict[int, float] = {}  # by round: one party's noise over the bound of an update
 
-    def spend(
-        self, cohort: tuple[int, ...], survivors: tuple[int, ...], coordinates: int, clear: frozenset[int]
-    ) -> None:
-        """Count one round: the noise in its sum is what the survivors contributed. `clear`: who the server saw alone."""
-        q, release = self._config.privacy.sampling, self._release.over(coordinates)
-        if release.multiplier == 0:
-            return
-        share = (
-            release.share(len(cohort)) / release.encoding.sensitivity
-        )  # one party's noise over the bound of an update
+    @property
+    def noisy(self) -> bool:
+        return self._release.multiplier > 0
 
-        def of_sum(parties: int) -> float:
-            """The multiplier of a sum of this many shares, as one discrete Gaussian."""
-            divergence = sum_divergence(share * release.encoding.sensitivity, parties)
-            return sum_multiplier(share * math.sqrt(max(0, parties)), divergence, coordinates)
+    def begin(self, round: int, cohort: tuple[int, ...]) -> None:
+        """These are asked: they add the noise of a cohort of this size."""
+        self._shares[round] = self._release.share(len(cohort)) / self._release.encoding.sensitivity
 
-        self.outside.spend(of_sum(len(survivors)), q)
-        self.nominal.spend(release.multiplier, q)
-        seen = np.array([party for party in survivors if party in clear], dtype=np.int64)
-        hidden = np.array([party for party in survivors if party not in clear], dtype=np.int64)
-        if seen.size:
-            self.server.join(seen, share, adjacency=PLAIN_ADJACENCY)
-        if hidden.size:
-            self.server.join(hidden, of_sum(hidden.size - self._config.aggregation.colluding), adjacency=1.0)
+    def saw(self, round: int, parties: Collection[int]) -> None:
+        """Rank 0 received these parties' own updates, each under its own noise, in time or late, whatever became of the round."""
+        if self.noisy and round in self._shares and parties:
+            self.server.join(np.array(parties), self._shares[round], adjacency=PLAIN_ADJACENCY)
+
+    def spend(self, round: int, survivors: tuple[int, ...], coordinates: int, clear: Collection[int]) -> None:
+        """Count a sum: its noise is what the survivors contributed. `clear`: whose updates rank 0 `saw`."""
+        if self.noisy:
+            self.outside.spend(self._of_sum(round, len(survivors), coordinates), self._config.privacy.sampling)
+            self.nominal.spend(self._release.multiplier, self._config.privacy.sampling)
+            hidden = [party for party in survivors if party not in clear]
+            self._summed(round, hidden, len(hidden), coordinates)
+
+    def cut_short(self, round: int, cohort: tuple[int, ...], fewest: int, clear: Collection[int]) -> None:
+        """Count a round that an interruption ended: nobody outside saw its sum, rank 0 may have seen all of it, with no more
+        noise than that of the `fewest` that the protocol lets through."""
+        self.begin(round, cohort)
+        self.saw(round, [party for party in cohort if party in clear])
+        hidden = [party for party in cohort if party not in clear]
+        self._summed(round, hidden, fewest, self._release.encoding.dimension)
+
+    def _summed(self, round: int, hidden: list[int], noises: int, coordinates: int) -> None:
+        if self.noisy and hidden:
+            noises -= self._config.aggregation.colluding
+            self.server.join(np.array(hidden), self._of_sum(round, noises, coordinates), adjacency=1.0)
+
+    def _of_sum(self, round: int, parties: int, coordinates: int) -> float:
+        """The multiplier of a sum of this many shares, as one discrete Gaussian."""
+        share, sensitivity = self._shares[round], self._release.over(coordinates).encoding.sensitivity
+        divergence = sum_divergence(share * sensitivity, parties)
+        return sum_multiplier(share * math.sqrt(max(0, parties)), divergence, coordinates)
 
     def statement(self, *, quick: bool = False) -> Statement:
         config, delta = self._config, self._config.privacy.delta

@@ -3,9 +3,11 @@
     OUT/checkpoint/latest            the round that is complete on every rank
     OUT/checkpoint/<round>/server.npz, server.json
     OUT/checkpoint/<round>/parties-00000-00006.npz     a rank's parties; any rank can read its own from several of these
+    OUT/checkpoint/account.json      under `entropy: os`, what was released so far, written in every round
 
 `latest` is written last, so a run that is killed while it saves goes on from the checkpoint before. No key and no noise is
-ever kept: under `entropy: os` a repeated round draws fresh noise, and the accountant counts both.
+ever kept: under `entropy: os` a repeated round draws fresh noise, and the accountant counts both. That is what the account
+is for: it knows the rounds after the checkpoint, and who was asked in the one that was under way.
 """
 
 import json
@@ -77,6 +79,25 @@ def load_server(config: Config, round: int) -> tuple[dict[str, np.ndarray], dict
         return arrays, json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"checkpoint {path} cannot be used ({error})") from None
+
+
+def save_account(config: Config, state: dict, under_way: tuple[int, tuple[int, ...]] | None) -> None:
+    """`under_way`: the round whose parties were asked and whose sum is not counted yet, and its cohort."""
+    folder = config.out / "checkpoint"
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "account.json", {"privacy": state, "under_way": under_way})
+
+
+def load_account(config: Config) -> tuple[dict, tuple[int, tuple[int, ...]] | None]:
+    path = config.out / "checkpoint" / "account.json"
+    try:
+        saved = json.loads(path.read_text())
+        under_way = saved["under_way"]
+        if under_way is not None:
+            under_way = int(under_way[0]), tuple(int(party) for party in under_way[1])
+        return saved["privacy"], under_way
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise DataError(f"{path} cannot be used ({error}): what was released before the interruption is unknown") from None
 
 
 def _forget_others(config: Config, round: int) -> None:

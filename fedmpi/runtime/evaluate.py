@@ -40,12 +40,11 @@ def _add_reports(server, round: int, everyone: tuple[int, ...]) -> np.ndarray:
     wait = server.config.run.round_deadline
     deadline = time.monotonic() + wait
     while missing:
-        arrived = server.endpoint.poll(max(0.0, deadline - time.monotonic()))
+        arrived = server.poll(deadline)
         if arrived is None:
             named = ", ".join(map(str, sorted(missing)[:10]))
             raise TransportError(f"no answer within {wait:g} s (round_deadline); missing: {named}")
-        source, message = arrived
-        server.check_host(source, message)
+        message = arrived[1]
         if isinstance(message, EvalReport) and message.round == round and message.parties:
             reports[message.parties[0]] = message
             missing.difference_update(message.parties)

@@ -125,11 +125,10 @@ class Gathering:
     def next_message(self, deadline: float) -> Message | None:
         """The next message of this round; None at the deadline. Reports are kept, leftovers of earlier rounds are not."""
         while True:
-            arrived = self.server.endpoint.poll(max(0.0, deadline - time.monotonic()))
+            arrived = self.server.poll(deadline)
             if arrived is None:
                 return None
-            source, message = arrived
-            self.server.check_host(source, message)
+            message = arrived[1]
             if message.round != self.round:
                 continue
             if isinstance(message, TrainReport):

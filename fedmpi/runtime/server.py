@@ -26,6 +26,7 @@ from fedmpi.wire.messages import (
     Checkpoint,
     Evaluate,
     Message,
+    PlainInput,
     Ready,
     Setup,
     Stop,
@@ -84,12 +85,15 @@ class Server:
         if not self.algorithm.shares:
             row["skipped"] = f"{self.config.run.method} shares nothing"
         elif self.large_enough(cohort):
+            self.privacy.begin(round, cohort)
+            self.keep_account(under_way=(round, cohort))
             self.send_model(Train, round, cohort)
             outcome = self.aggregate(round, cohort)
             row |= outcome.figures
             if outcome.sum is not None:
                 self.step(outcome)
-                self.privacy.spend(cohort, outcome.sum.survivors, outcome.coordinates, self.aggregator.clear)
+                self.privacy.spend(round, outcome.sum.survivors, outcome.coordinates, self.aggregator.clear)
+            self.keep_account()
             self.dropouts += outcome.dropouts
             for line in outcome.complaints:
                 self.record.terminal.warn(line)
@@ -150,6 +154,11 @@ class Server:
         if total is not None:
             self.references = self.algorithm.summarise_references(total)
 
+    def keep_account(self, under_way: tuple[int, tuple[int, ...]] | None = None) -> None:
+        """Fresh noise makes every round that was released count, also one that a resumed run repeats: known before, and after."""
+        if self.config.privacy.entropy == "os" and self.privacy.noisy:
+            checkpoint.save_account(self.config, self.privacy.checkpoint(), under_way)
+
     def checkpoint(self, round: int) -> None:
         with self.watch("checkpoint"):
             for rank in self.placement.ranks():
@@ -177,16 +186,23 @@ class Server:
         self.dropouts.update(state["dropouts"])
         self.costs.update({(party, phase, cost): seconds for party, phase, cost, seconds in state["costs"]})
         self.references = state["references"]
-        self.privacy.restore(state["privacy"])
+        self.restore_account(state["privacy"])
         self.watch.add(state["cpu"])
         for phase, seconds in state["wall"].items():
             self.watch.wall[phase] += seconds
-        if self.config.privacy.entropy == "os":
-            # Rounds after the checkpoint were released before the interruption; fresh noise releases them once more.
-            # The one under way may have reached the server too.
-            for cohort in self.record.released_after(round):
-                everyone, coordinates = tuple(range(cohort)), self.release.encoding.dimension
-                self.privacy.spend(everyone, everyone, coordinates, self.aggregator.clear)
+
+    def restore_account(self, saved: dict) -> None:
+        """The checkpoint's account, or under fresh noise the latest one."""
+        if self.config.privacy.entropy != "os" or not self.privacy.noisy:
+            self.privacy.restore(saved)
+            return
+        saved, under_way = checkpoint.load_account(self.config)
+        self.privacy.restore(saved)
+        if under_way:
+            round, cohort = under_way
+            fewest = self.aggregator.fewest(len(set(cohort) - self.aggregator.clear))
+            self.privacy.cut_short(round, cohort, fewest, self.aggregator.clear)
+        self.keep_account()
 
     def finish(self) -> dict:
         for rank in self.placement.ranks():
@@ -215,6 +231,15 @@ class Server:
 
     # ---- waiting ----
 
+    def poll(self, deadline: float) -> tuple[int, Message] | None:
+        """The next message and where it came from; None at the deadline. An update in the clear counts from here on."""
+        arrived = self.endpoint.poll(max(0.0, deadline - time.monotonic()))
+        if arrived is not None:
+            self.check_host(*arrived)
+            if isinstance(arrived[1], PlainInput):
+                self.privacy.saw(arrived[1].round, speakers(arrived[1]))
+        return arrived
+
     def check_host(self, source: int, message: Message) -> None:
         hosted = self.placement.parties_of(source)
         for party in speakers(message):
@@ -226,7 +251,7 @@ class Server:
         missing = set(ranks)
         deadline = time.monotonic() + self.config.run.round_deadline
         while missing:
-            arrived = self.endpoint.poll(max(0.0, deadline - time.monotonic()))
+            arrived = self.poll(deadline)
             if arrived is None:
                 raise TransportError(f"no {kind.__name__} from ranks {sorted(missing)} (round_deadline)")
             source, message = arrived
