@@ -8,7 +8,6 @@ defines a class `Method`. A class elsewhere works as well: `--method mypackage.m
 """
 
 import importlib
-import math
 import pkgutil
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -71,7 +70,8 @@ class Algorithm(ABC):
     shares: bool = True  # False: nothing is sent; the run is one evaluation
     bound: float | None = None  # a method without noise: the range of its encoding, in place of --clip
     noise_ratio: float = 0.0  # the engine sets it: R, a run's noise over the most that its updates can carry; 0: no noise
-    pays_below: float = math.inf  # the noise_ratio above which parties did better alone (benchmarks/README.md); inf: not measured
+    pays_below: float = 8.0  # the noise_ratio above which parties did better alone (benchmarks/README.md) ...
+    measured_with: str = "centaur"  # ... with this method: the nearest one, where its own is not known
     chooses_clear: bool = False  # whether `clear_parties` follows --clear-rule
     scores: tuple[str, ...]  # what `summarise` gives, as summary.json names it
     score_columns: int  # of an `evaluate_all` row

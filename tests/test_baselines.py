@@ -278,6 +278,15 @@ def test_home_damps_a_step_by_the_budget_over_the_ratio(make_config, run_in_memo
     assert np.abs(full).max() > 0.05 and np.allclose(damped, full * 2 / ratio, atol=1e-7)
 
 
+def test_the_margin_of_the_noise_is_in_the_ratio(make_config, run_in_memory):
+    ratios = []
+    for margin in (0, 0.5):
+        config = make_config(f"--method dp-pfedhome --support dense --noise-margin {margin}")
+        run_in_memory(config, 3)
+        ratios.append(json.loads((config.out / "privacy.json").read_text())["mechanism"]["noise_to_signal"])
+    assert ratios[1] == pytest.approx(2**0.5 * ratios[0])
+
+
 def test_home_is_tested_after_rounds_that_a_party_keeps_to_itself(make_config):
     near, far = home(make_config, 4.0), home(make_config, 4.001, "--home-rounds 2")
     centaur = built(make_config("--method centaur --samples-per-party 20"))

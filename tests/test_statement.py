@@ -183,13 +183,13 @@ def test_noise_to_signal_is_that_of_the_sums_over_a_run():
 
 
 def test_warnings():
-    assert warnings(1e-5, 20, 0.5, 8.0) == []
-    (line,) = warnings(0.05, 20, 0.5, 8.0)
+    assert warnings(1e-5, 20, 0.5, 8.0, "centaur") == []
+    (line,) = warnings(0.05, 20, 0.5, 8.0, "centaur")
     assert "delta 0.05 is not below 1/parties = 0.05" in line
-    (line,) = warnings(1e-5, 20, 105.0, 8.0)
-    assert "105 times the most that its updates can carry" in line and "alone above 8" in line
-    assert len(warnings(1e-5, 20, 3.0, 1.7)) == 1
-    assert warnings(1e-5, 20, 8.0, 8.0) == []
-    assert len(warnings(0.1, 20, 30.0, 8.0)) == 2
+    (line,) = warnings(1e-5, 20, 105.0, 8.0, "centaur")
+    assert "105 times the most that its updates can carry; with centaur parties did better alone above 8" in line
+    assert len(warnings(1e-5, 20, 3.0, 1.7, "dp-pfeddsu")) == 1
+    assert warnings(1e-5, 20, 8.0, 8.0, "centaur") == []
+    assert len(warnings(0.1, 20, 30.0, 8.0, "centaur")) == 2
     # Without noise nothing is claimed, so there is nothing to warn of.
-    assert warnings(0.1, 20, 0.0, 8.0) == []
+    assert warnings(0.1, 20, 0.0, 8.0, "centaur") == []

@@ -187,7 +187,10 @@ def _trust(aggregation: str, parties: int, colluding: int) -> list[str]:
 def _released(support: str, aggregation: str, metrics: str) -> list[str]:
     lines = ["to rank 0: which parties were in each cohort, and which of them dropped out"]
     if metrics == "party":
-        lines.append("each party's evaluation metrics, sent to rank 0 as they are")
+        lines.append(
+            "each party's evaluation metrics, and of every round its training losses, the norm of its update before clipping and "
+            "whether it was clipped, sent to rank 0 as they are"
+        )
     elif metrics == "securesum":
         lines.append("the sums of the parties' evaluation metrics, without noise")
     if support == "own":
@@ -217,9 +220,9 @@ def describe(sigma: float, q: float, parties: int, coordinates: int, bound: floa
     )
 
 
-def warnings(delta: float, parties: int, ratio: float, pays_below: float) -> list[str]:
+def warnings(delta: float, parties: int, ratio: float, pays_below: float, measured_with: str) -> list[str]:
     """What must be said before a run starts, a line each; `ratio` is that of `noise_to_signal`, 0 without noise, and
-    `pays_below` the one above which the method's parties did better alone."""
+    `pays_below` the one above which parties did better alone with the method that was `measured_with`."""
     lines = []
     if ratio > 0.0 and delta * parties >= 1.0:
         lines.append(
@@ -228,7 +231,7 @@ def warnings(delta: float, parties: int, ratio: float, pays_below: float) -> lis
         )
     if ratio > pays_below:
         lines.append(
-            f"the run's noise is {ratio:.3g} times the most that its updates can carry; with this method parties did better alone "
+            f"the run's noise is {ratio:.3g} times the most that its updates can carry; with {measured_with} parties did better alone "
             f"above {pays_below:g}: more parties, fewer coordinates or a larger epsilon would help"
         )
     return lines

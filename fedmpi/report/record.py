@@ -47,7 +47,7 @@ class Record:
         except OSError as error:
             raise ConfigError(f"out = {self.out}: cannot be written ({error.strerror or error})") from None
 
-    def opening(self, release, privacy, pays_below: float, by_coordinate: bool) -> None:
+    def opening(self, release, privacy, pays_below: float, measured_with: str, by_coordinate: bool) -> None:
         """What is said before the first round. `by_coordinate`: the bound is that of each value, not of an update's norm."""
         config, encoding = self.config, release.encoding
         self.terminal.say(
@@ -61,9 +61,10 @@ class Record:
             )
         else:
             q, parties = config.privacy.sampling, config.run.parties
-            line = describe(release.multiplier, q, parties, encoding.dimension, encoding.clip, config.run.rounds)
+            line = describe(release.summed, q, parties, encoding.dimension, encoding.clip, config.run.rounds)
             self.terminal.say(line)
-        for line in warnings(config.privacy.delta, config.run.parties, privacy.noise_to_signal(), pays_below):
+        ratio = privacy.noise_to_signal()
+        for line in warnings(config.privacy.delta, config.run.parties, ratio, pays_below, measured_with):
             self.terminal.warn(line)
         if config.machine.threads != "1":
             self.terminal.warn(f"threads = {config.machine.threads}: the result may depend on placement and cores")

@@ -36,10 +36,15 @@ class Release:
         """One party's noise deviation in steps: n_t such shares, less the margin, make sigma times the sensitivity."""
         return self.multiplier * self.encoding.sensitivity / math.sqrt(cohort * (1 - self.margin))
 
+    @property
+    def summed(self) -> float:
+        """The multiplier of a sum that nobody is missing from: the margin is in it."""
+        return self.multiplier / math.sqrt(1 - self.margin)
+
     def noise_ratio(self, config: Config) -> float:
         """R of this run, from public settings alone."""
         run, q = config.run, config.privacy.sampling
-        return noise_to_signal(self.multiplier, q, run.parties, self.encoding.dimension, run.rounds)
+        return noise_to_signal(self.summed, q, run.parties, self.encoding.dimension, run.rounds)
 
     def over(self, dimension: int) -> "Release":
         """The same rule over another number of coordinates, for a support that is found in the round."""

@@ -66,7 +66,8 @@ class Server:
             self.collect(self.placement.ranks(), Ready, self._check_ready)
             self.aggregator.check()
         by_coordinate = isinstance(self.algorithm, RowAlgorithm)
-        record.opening(self.release, self.privacy, self.algorithm.pays_below, by_coordinate)
+        measured = self.algorithm.pays_below, self.algorithm.measured_with
+        record.opening(self.release, self.privacy, *measured, by_coordinate)
 
     # ---- the run ----
 

@@ -12,7 +12,6 @@ from fedmpi.vision.training import batches
 
 class Method(ExtractorMethod):
     supports = ("own", "union", "shared", "dense")  # all the same here: every coordinate is sent
-    pays_below = 8.0
 
     def public_support(self, theta: np.ndarray) -> None:
         return None

@@ -16,7 +16,7 @@ from fedmpi.vision.training import batches
 
 class Method(ExtractorMethod):
     supports = ("own", "union", "shared", "dense")
-    pays_below = 1.7
+    pays_below, measured_with = 1.7, "dp-pfeddsu"
 
     def __init__(self, config, store, device="cpu"):
         super().__init__(config, store, device)

@@ -23,7 +23,7 @@ from fedmpi.vision.methods import centaur
 
 
 class Method(centaur.Method):
-    pays_below = 20.0
+    pays_below, measured_with = 20.0, "dp-pfedhome"
 
     @property
     def damping(self) -> float:
