@@ -118,7 +118,7 @@ class Training:
     """phase 1: epochs on the head, extractor frozen"""
     ext_epochs: Count = 5
     """phase 2: epochs on the extractor, head frozen"""
-    batch_size: Count = 32
+    batch_size: Annotated[int, Range(least=2)] = 32
     """samples a step"""
     head_lr: Positive = 0.01
     """learning rate of the head"""

@@ -67,6 +67,7 @@ WRONG_FLAGS = [
     ("--clip 0", "clip = 0: must be > 0"),
     ("--clip inf", "clip = inf"),
     ("--sampling 1.5", "sampling = 1.5: must be > 0 and <= 1"),
+    ("--batch-size 1", "batch_size = 1: must be >= 2"),
     ("--density 0", "density = 0: must be > 0 and <= 1"),
     ("--support everything", "invalid choice 'everything'"),
     ("--aggregation secret", "invalid choice 'secret'"),

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
@@ -12,7 +13,7 @@ from fedmpi.algorithm import Algorithm, load_method, method_names
 from fedmpi.errors import ConfigError
 from fedmpi.runtime import build
 from fedmpi.vision.reparam import kept
-from fedmpi.vision.training import batches
+from fedmpi.vision.training import PartyData, batches
 
 METHODS = method_names(("fedmpi.vision.methods",))
 
@@ -200,6 +201,30 @@ def test_the_adaptive_norm_pulls_the_update_towards_c(make_config):
 
 
 # ---- reductions ----
+
+
+def test_the_last_sample_of_many_weighs_as_much_as_the_others(make_config):
+    method = built(make_config("--method centaur"))
+    data, _ = method._party(0)
+    many = torch.rand(257, *data.train_x.shape[1:])
+    many[-1] += 50
+    method._refresh_statistics(PartyData(many, many[:, 0, 0, 0].long(), many[:2], many[:2, 0, 0, 0].long()))
+    first = next(layer for layer in method.net.module.modules() if isinstance(layer, nn.BatchNorm2d))
+    convolution = next(layer for layer in method.net.module.modules() if isinstance(layer, nn.Conv2d))
+    with torch.no_grad():
+        seen = convolution(many).mean((0, 2, 3))
+    assert torch.allclose(first.running_mean, seen, rtol=0.02, atol=1e-4)
+
+
+def test_a_density_that_keeps_every_weight_sends_no_support(make_config, run_in_memory):
+    own = run_in_memory(make_config("--support own --density 0.99999 --epsilon inf"), 3)
+    dense = run_in_memory(make_config("--support dense --density 0.99999 --epsilon inf"), 3)
+    assert own["dropouts"]["failed_rounds"] == 0 and own["model_sha256"] == dense["model_sha256"]
+
+
+@pytest.mark.parametrize("name", ["dp-pfeddsu", "dp-fedavg-fb"])
+def test_no_epoch_on_the_head_is_a_run_too(name, make_config, run_in_memory):
+    assert run_in_memory(make_config(f"--method {name} --head-epochs 0 --support dense"), 3)["accuracy"] >= 0
 
 
 @pytest.mark.parametrize("off", ["--sparse-layers 0", "--density 1"])

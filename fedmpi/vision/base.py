@@ -1,5 +1,6 @@
 """What every image method has in common, whatever it shares: the network, the parties' data, and the reference lines."""
 
+import math
 import os
 
 import numpy as np
@@ -115,7 +116,8 @@ class ImageMethod(PartyAlgorithm):
         )
 
     def _refresh_statistics(self, data: PartyData) -> None:
-        self.net.refresh_statistics(data.train_x.split(EVALUATION_BATCH))
+        # Equal parts: the statistics are means over parts, and a part of one sample would weigh as much as one of many.
+        self.net.refresh_statistics(data.train_x.tensor_split(math.ceil(len(data.train_x) / EVALUATION_BATCH)))
 
     def _test(self, head: Head, data: PartyData) -> tuple[int, float]:
         return test_head(head, self.net.features(data.test_x.split(EVALUATION_BATCH)), data.test_y)

@@ -72,12 +72,12 @@ def train_head(
     rate: float,
     rng: np.random.Generator,
 ) -> float:
-    """Phase 1: SGD on the head over cached features, in place. Returns the mean loss of the last epoch.
+    """Phase 1: SGD on the head over cached features, in place. Returns the mean loss of the last epoch, of no epoch the head's own.
 
     The gradient of softmax regression is written out: autograd's bookkeeping costs more than these small products.
     """
     targets = F.one_hot(labels, head.bias.numel()).to(features.dtype)
-    loss = float("nan")
+    loss = 0.0 if epochs else float(F.cross_entropy(head(features), labels))
     for epoch in range(epochs):
         total, seen = 0.0, 0
         for batch in batches(len(labels), size, rng):

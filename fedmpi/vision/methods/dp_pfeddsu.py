@@ -72,7 +72,8 @@ class Method(ExtractorMethod):
         return *self._on_support(update, theta), figures
 
     def _on_support(self, update: np.ndarray, theta: torch.Tensor) -> tuple[np.ndarray, np.ndarray | None]:
-        if self.support_rule == "dense" or not self.spans:
+        everything = self.support_rule != "union" and self.support_size() == self.dimension
+        if everything or not self.spans:
             return update, None
         chosen = np.flatnonzero(self.net.to_numpy(self._masks))
         return update[chosen], chosen if self.support_rule in ("own", "union") else None
