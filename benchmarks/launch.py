@@ -1,5 +1,6 @@
 """Starts a job under mpirun as a user would, and watches its memory from outside."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -83,25 +84,45 @@ def job(
     return summary | {"wall_seconds": wall, "peak_pss": memory.peak, "round_rows": rounds}
 
 
+def code() -> str:
+    """A digest of fedmpi's source: results of another one may differ."""
+    digest = hashlib.sha256()
+    for path in sorted((ROOT / "fedmpi").rglob("*.py")):
+        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 class KeptJobs:
-    """Jobs whose results are kept in a folder: what is there is not run again, what was interrupted goes on."""
+    """Jobs whose results are kept in a folder: what is there is not run again, what was interrupted goes on. What was run with
+    other arguments under the same name is refused; what another version of fedmpi left is used, and said to be."""
 
     def __init__(self, folder: Path, ranks: int):
         beside = Path(sys.executable).parent / "mpirun"
         self.mpirun = beside if beside.exists() else Path(shutil.which("mpirun") or beside)
         self.folder, self.ranks = folder.absolute(), ranks
         self.folder.mkdir(parents=True, exist_ok=True)
+        self.code, self.older = code(), 0
 
     def has(self, name: str) -> bool:
         return (self.folder / f"{name}.json").exists()
 
-    def run(self, name: str, arguments: list[str]) -> dict:
-        """The job's result by its name, which stands for its arguments."""
+    def run(self, name: str, arguments: list[str], where: list[str] | None = None) -> dict:
+        """The job's result by its name, which stands for its arguments; `where` are those that do not change a result."""
         kept, place = self.folder / f"{name}.json", self.folder / "runs" / name
         if not kept.exists():
+            command = [*arguments, *(where or [])]
             if (place / "checkpoint" / "latest").exists():
-                arguments = ["--resume", str(place)]
+                command = ["--resume", str(place)]
             else:
                 shutil.rmtree(place, ignore_errors=True)  # interrupted before its first checkpoint
-            write_json(kept, job(self.mpirun, self.ranks, arguments, str(self.folder / "cache"), "", place))
-        return json.loads(kept.read_text())
+            found = job(self.mpirun, self.ranks, command, str(self.folder / "cache"), "", place)
+            write_json(kept, found | {"arguments": arguments, "code": self.code})
+        found = json.loads(kept.read_text())
+        if found.get("arguments", arguments) != arguments:
+            raise SystemExit(f"{kept}: of a run with other settings; delete it, or choose another --keep")
+        self.older += found.get("code") != self.code
+        return found
+
+    def say_what_is_older(self) -> None:
+        if self.older:
+            print(f"{self.older} of these results are of another version of fedmpi; an empty --keep has them run again")

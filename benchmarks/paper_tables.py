@@ -157,7 +157,8 @@ class Runner:
         name = f"{cell.preset}-s{seed}-{zlib.crc32(' '.join(flags).encode()):08x}"
         if self.options.show and not self.jobs.has(name):
             return None
-        return self.jobs.run(name, [*flags, *(["--data-dir", str(data_dir.absolute())] if data_dir else [])])
+        where = ["--round-deadline", "1e6"]  # a party alone does all its rounds in one answer
+        return self.jobs.run(name, flags, [*where, *(["--data-dir", str(data_dir.absolute())] if data_dir else [])])
 
 
 def reference(cell: Cell) -> Cell:
@@ -224,29 +225,41 @@ def main() -> None:
     parser.add_argument("--show", action="store_true", help="run nothing, print what is kept")
     parser.add_argument("--cell", type=int, help="do this one run and stop")
     options = parser.parse_args()
+    if options.seeds < 1:
+        parser.error(f"--seeds {options.seeds}: must be 1 or more")
     if not 0 < options.scale <= 1:
         parser.error(f"--scale {options.scale}: must be above 0 and at most 1")
+    known = TABLES[options.table]()
+    for what, chosen in (("row", options.rows), ("column", options.columns)):
+        names = dict.fromkeys(getattr(cell, what) for cell in known)
+        for name in chosen:
+            if name not in names:
+                parser.error(f"--{what}s {name}: table {options.table} has {'; '.join(names)}")
     cells = [
         cell
-        for cell in TABLES[options.table]()
+        for cell in known
         if (not options.columns or cell.column in options.columns) and (not options.rows or cell.row in options.rows)
     ]
     wanted = dict.fromkeys([*cells, *map(reference, cells)])
-    runs = [(cell, seed) for seed in range(options.seeds) for cell in wanted]
     runner = Runner(options)
+    runs = [(cell, seed) for seed in range(options.seeds) for cell in wanted]
+    different = {" ".join(runner.flags(*run)): run for run in runs}  # columns can share a reference
     if options.list:
-        for number, (cell, seed) in enumerate(runs):
-            print(number, " ".join(runner.flags(cell, seed)))
+        for number, flags in enumerate(different):
+            print(number, flags)
         return
+    if options.cell is not None and not 0 <= options.cell < len(different):
+        parser.error(f"--cell {options.cell}: there are {len(different)} runs, 0 to {len(different) - 1}")
     facts = machine("torch", "mpi4py", "numpy")
     show_machine(facts)
     if options.cell is not None:
-        runner.run(*runs[options.cell])
+        runner.run(*list(different.values())[options.cell])
         return
     found: dict[Cell, list[dict]] = {cell: [] for cell in wanted}
     for cell, seed in runs:
         found[cell].append(runner.run(cell, seed))
     rows = show(cells, found)
+    runner.jobs.say_what_is_older()
     if options.figure:
         draw(cells, found, options.figure)
     save(options.json, facts, table=options.table, scale=options.scale, rows=rows)

@@ -54,8 +54,7 @@ class Map:
         self.jobs = KeptJobs(options.keep, options.ranks)
         self.rounds = ROUNDS[options.dataset]
         self.setting = f"{COMMON} {SETTINGS[options.dataset]} --rounds {self.rounds}"
-        if options.data_dir:
-            self.setting += f" --data-dir {options.data_dir.absolute()}"
+        self.where = ["--data-dir", str(options.data_dir.absolute())] if options.data_dir else []
 
     def run(self, flags: str, parties: int, seed: int) -> dict | None:
         words = f"{self.setting} {flags} --parties {parties} --seed {seed}".split()
@@ -63,7 +62,7 @@ class Map:
         name = name if self.options.dataset == "digits" else f"{self.options.dataset}-{name}"
         if self.options.show and not self.jobs.has(name):
             return None
-        return self.jobs.run(name, words)
+        return self.jobs.run(name, words, self.where)
 
     def cell(self, label: str, flags: str, parties: int, epsilon: str) -> dict | None:
         """Mean accuracy over seeds, and its lift over the best without sharing, seed by seed."""
@@ -130,7 +129,8 @@ def draw(rows: list[dict], path: Path, dataset: str) -> None:
         sigmas = [calibrate(epsilon, DELTA, 1.0, rounds) for epsilon in finite]
         line = load_method(METHODS[label].split()[1]).pays_below
         needed = [noise_to_signal(sigma, 1.0, 1, own[0]["coordinates"], rounds) / line for sigma in sigmas]
-        axes.plot([_place(n, parties) for n in needed], range(len(finite)), "k--")
+        if len(parties) > 1:  # with one there is no axis to be on
+            axes.plot([_place(n, parties) for n in needed], range(len(finite)), "k--")
         axes.set(title=f"{label} (dashed: R = {line:g})", xlabel="parties", xlim=(-0.5, len(parties) - 0.5), ylim=(-0.5, len(budgets) - 0.5))
         axes.set_xticks(range(len(parties)), parties)
         axes.set_yticks(range(len(budgets)), ["∞" if math.isinf(epsilon) else f"{epsilon:g}" for epsilon in budgets])
@@ -184,6 +184,7 @@ def main() -> None:
         ]
     rows = [row for row in (map_.cell(*cell) for cell in wanted) if row]
     show(rows)
+    map_.jobs.say_what_is_older()
     if options.figure and rows and not options.sizes:
         draw(rows, options.figure, options.dataset)
     save(options.json, facts, setting=map_.setting, rows=rows)

@@ -25,7 +25,7 @@ from fedmpi.runtime import build
 
 FLAGS = (
     "--preset cifar10-s5 --method fedrep --support dense --epsilon inf --aggregation plain --samples-per-party 100 "
-    "--local-epochs 0 --eval-every 0 --checkpoint-every 0"
+    "--local-epochs 0 --metrics none --checkpoint-every 0"
 )
 
 
@@ -72,6 +72,8 @@ def main() -> None:
     parser.add_argument("--before", type=Path, help="a checkout of an earlier commit")
     parser.add_argument("--flower-python", help="a Python with flwr[simulation], torch and numpy")
     options = parser.parse_args()
+    if options.rounds < 2:
+        parser.error(f"--rounds {options.rounds}: the first one is not counted, so 2 or more")
     facts = machine("torch", "mpi4py", "numpy")
     show_machine(facts)
     here = Path(__file__).parent.parent

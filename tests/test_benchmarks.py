@@ -51,3 +51,60 @@ def test_every_run_of_the_papers_tables_can_be_configured(table, monkeypatch):
     for column in {cell.column for cell in cells}:
         own = [cell.flags for cell in cells if cell.column == column and "dp-pfeddsu" in cell.flags]
         assert any("--support own" in flags for flags in own) and any("--support shared" in flags for flags in own)
+
+
+def paper_tables(monkeypatch, capsys, *words):
+    """(exit code, what it printed)"""
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.paper_tables import main
+
+    monkeypatch.setattr(sys, "argv", ["paper_tables", *words])
+    try:
+        main()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@pytest.mark.parametrize("table", ["II", "III", "IV", "V", "VI", "VII", "figure2"])
+def test_no_two_tasks_of_an_array_are_the_same_run(table, monkeypatch, capsys, tmp_path):
+    code, listing = paper_tables(monkeypatch, capsys, table, "--list", "--seeds", "2", "--keep", str(tmp_path))
+    runs = [line.partition(" ")[2] for line in listing.splitlines()]
+    assert code == 0 and len(set(runs)) == len(runs) >= 12
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        ("--rows centaur", "--rows centaur: table II has DP-FedAvg-fb; PPSGD"),
+        ("--columns cifar10", "--columns cifar10: table II has emnist-s5"),
+        ("--cell -1", "there are 240 runs, 0 to 239"),
+        ("--cell 240", "there are 240 runs, 0 to 239"),
+        ("--seeds 0", "--seeds 0: must be 1 or more"),
+        ("--scale 2", "--scale 2.0: must be above 0 and at most 1"),
+    ],
+)
+def test_a_table_that_cannot_be_is_refused(words, said, monkeypatch, capsys, tmp_path):
+    code, printed = paper_tables(monkeypatch, capsys, "II", "--keep", str(tmp_path), *words.split())
+    assert code == 2 and said in printed
+
+
+def test_kept_results_are_those_of_their_arguments(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import launch
+
+    ran = []
+    monkeypatch.setattr(launch, "job", lambda mpirun, ranks, arguments, *rest: ran.append(arguments) or {"accuracy": 0.5})
+    jobs = launch.KeptJobs(tmp_path, 3)
+    for _ in range(2):
+        assert jobs.run("name", ["--rounds", "3"], ["--data-dir", "x"])["accuracy"] == 0.5
+    assert ran == [["--rounds", "3", "--data-dir", "x"]] and jobs.older == 0
+    with pytest.raises(SystemExit, match="other settings"):
+        jobs.run("name", ["--rounds", "4"])
+    monkeypatch.setattr(launch, "code", lambda: "another")
+    later = launch.KeptJobs(tmp_path, 3)
+    later.run("name", ["--rounds", "3"])
+    later.say_what_is_older()
+    assert "1 of these results are of another version" in capsys.readouterr().out

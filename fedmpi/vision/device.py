@@ -36,8 +36,9 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc to keep what is freed. Activations of a batch are megabytes each: by default every one is mapped, cleared
-    page by page and unmapped again in every step (benchmarks.step_cost shows what that costs). False where the C library knows no mallopt.
+    """Tell glibc to keep what is freed. Activations of a batch are megabytes each: by default large ones
+    are mapped anew every time, and the top of the heap can go back to the system in every step and be cleared page by page in the
+    next (benchmarks.step_cost shows what that costs). False where the C library knows no mallopt.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

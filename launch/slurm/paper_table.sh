@@ -21,12 +21,12 @@ run() {
 }
 
 listing="$(python -m benchmarks.paper_tables "$@" --list)"
-ranks=21
-for ((i = 1; i < $#; i++)); do
-    if [ "${!i}" = --ranks ]; then
-        next=$((i + 1))
-        ranks="${!next}"
-    fi
+[[ "$listing" == "0 "* ]] || { printf '%s\n' "$listing"; exit 0; } # --help, or nothing to run
+ranks=21 previous=
+for word in "$@"; do
+    case "$word" in --ranks=*) ranks="${word#--ranks=}" ;; esac
+    [ "$previous" != --ranks ] || ranks="$word"
+    previous="$word"
 done
 last=$(($(wc -l <<< "$listing") - 1))
 mkdir -p runs/slurm
