@@ -86,7 +86,7 @@ class Runner:
         flags += f"--support own {more}"
         data = ["--data-dir", str(data_dir.absolute())] if data_dir else []
         name = f"{preset}-{method}-s{seed}" + (f"-{zlib.crc32(more.encode()):08x}" if more else "")
-        return self.jobs.run(name, [*flags.split(), *data])
+        return self.jobs.run(name, flags.split(), data)
 
 
 def mean_sd(values: list[float]) -> str:
@@ -161,6 +161,7 @@ def main() -> None:
     rows = table(runner, options.preset, options.seeds, options.methods)
     found = differences(rows)
     ablated = ablation(runner, options.seeds) if options.ablation else []
+    runner.jobs.say_what_is_older()
     save(options.json, facts, preset=options.preset, table=rows, differences=found, ablation=ablated)
 
 
