@@ -199,13 +199,15 @@ def draw(cells: list[Cell], found: dict[Cell, list[dict]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(7, 3.6), layout="constrained")
     for cell in cells:
         curves = [[row.get("loss", math.nan) for row in run["round_rows"]] for run in found[cell] if run]
-        axes.plot([statistics.mean(values) for values in zip(*curves)], label=cell.row)
+        if curves:
+            means = [statistics.mean(values) for values in zip(*curves)]
+            axes.plot(range(1, len(means) + 1), means, label=cell.row)
     axes.set(xlabel="round", ylabel="training loss, mean over parties", title="figure 2")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=8)
+    figure.legend(frameon=False, fontsize=8, loc="outside right upper")
     figure.savefig(path, dpi=150)
 
 
