@@ -101,7 +101,7 @@ class KeptJobs:
         self.mpirun = beside if beside.exists() else Path(shutil.which("mpirun") or beside)
         self.folder, self.ranks = folder.absolute(), ranks
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.code, self.older = code(), 0
+        self.code, self.older = code(), set()
 
     def has(self, name: str) -> bool:
         return (self.folder / f"{name}.json").exists()
@@ -120,9 +120,10 @@ class KeptJobs:
         found = json.loads(kept.read_text())
         if found.get("arguments", arguments) != arguments:
             raise SystemExit(f"{kept}: of a run with other settings; delete it, or choose another --keep")
-        self.older += found.get("code") != self.code
+        if found.get("code") != self.code:
+            self.older.add(name)
         return found
 
     def say_what_is_older(self) -> None:
         if self.older:
-            print(f"{self.older} of these results are of another version of fedmpi; an empty --keep has them run again")
+            print(f"{len(self.older)} of these results are of another version of fedmpi; an empty --keep has them run again")

@@ -58,8 +58,8 @@ class Map:
 
     def run(self, flags: str, parties: int, seed: int) -> dict | None:
         words = f"{self.setting} {flags} --parties {parties} --seed {seed}".split()
-        name = "-".join(word.removeprefix("--") for word in f"{flags} n {parties} s {seed}".split())
-        name = name if self.options.dataset == "digits" else f"{self.options.dataset}-{name}"
+        named = f"{self.options.dataset} {flags} n {parties} s {seed}"
+        name = "-".join(word.removeprefix("--") for word in named.split())
         if self.options.show and not self.jobs.has(name):
             return None
         return self.jobs.run(name, words, self.where)
