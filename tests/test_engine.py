@@ -313,6 +313,27 @@ def test_rank_0_may_have_seen_the_round_that_was_cut_short(aggregation, make_con
     assert run_in_memory(resolve(["--resume", str(longer.out)]), 3)["epsilon_server"] <= resumed["epsilon_server"]
 
 
+def test_an_update_that_came_late_is_remembered_too(make_config, run_in_memory, monkeypatch):
+    config = make_config(SECRET)
+    whole = Server.aggregate
+
+    def stops(self, round, cohort):
+        if round == 4:  # an update of round 3 comes in, and that is the end
+            late = self.placement.rank_of(2), PlainInput(3, 2, b"", b"")
+            monkeypatch.setattr(self.endpoint, "poll", lambda wait: late)
+            self.poll(0)
+            raise KeyboardInterrupt
+        return whole(self, round, cohort)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "aggregate", stops)
+        with pytest.raises(KeyboardInterrupt):
+            run_in_memory(config, 3)
+    run_in_memory(resolve(["--resume", str(config.out)]), 3)
+    joined = json.loads((config.out / "checkpoint" / "account.json").read_text())["privacy"]["server"]["joined"]
+    assert joined == [7, 7, 8, 7]  # 1, 2, 3 and 4, then 3, 4 and 5 once more
+
+
 def test_rounds_to_be_repeated_are_counted_with_the_noise_that_they_had(make_config, run_in_memory, monkeypatch):
     config = make_config(f"{SECRET} --dropout 3:1:mask,3:2:mask")
     killed(run_in_memory, monkeypatch, config, 4)

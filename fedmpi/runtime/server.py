@@ -59,6 +59,7 @@ class Server:
             self.dropouts = collections.Counter()
             self.theta = self.algorithm.initial()
             self.last_round = plan.resume_round
+            self.under_way: tuple[int, tuple[int, ...]] | None = None  # a round whose sum is not counted yet, and its cohort
             self.references: dict[str, float | None] = dict.fromkeys(self.algorithm.reference_scores)
             self.scores: dict[str, float | None] = dict.fromkeys(self.algorithm.scores)
             if plan.resume_round:
@@ -87,13 +88,15 @@ class Server:
             row["skipped"] = f"{self.config.run.method} shares nothing"
         elif self.large_enough(cohort):
             self.privacy.begin(round, cohort)
-            self.keep_account(under_way=(round, cohort))
+            self.under_way = (round, cohort)
+            self.keep_account()
             self.send_model(Train, round, cohort)
             outcome = self.aggregate(round, cohort)
             row |= outcome.figures
             if outcome.sum is not None:
                 self.step(outcome)
                 self.privacy.spend(round, outcome.sum.survivors, outcome.coordinates, self.aggregator.clear)
+            self.under_way = None
             self.keep_account()
             self.dropouts += outcome.dropouts
             for line in outcome.complaints:
@@ -155,10 +158,10 @@ class Server:
         if total is not None:
             self.references = self.algorithm.summarise_references(total)
 
-    def keep_account(self, under_way: tuple[int, tuple[int, ...]] | None = None) -> None:
+    def keep_account(self) -> None:
         """Fresh noise makes every round that was released count, also one that a resumed run repeats: known before, and after."""
         if self.config.privacy.entropy == "os" and self.privacy.noisy:
-            checkpoint.save_account(self.config, self.privacy.checkpoint(), under_way)
+            checkpoint.save_account(self.config, self.privacy.checkpoint(), self.under_way)
 
     def checkpoint(self, round: int) -> None:
         with self.watch("checkpoint"):
@@ -239,6 +242,8 @@ class Server:
             self.check_host(*arrived)
             if isinstance(arrived[1], PlainInput):
                 self.privacy.saw(arrived[1].round, speakers(arrived[1]))
+                if not self.under_way or self.under_way[0] != arrived[1].round:
+                    self.keep_account()  # late: no round that is under way stands for it
         return arrived
 
     def check_host(self, source: int, message: Message) -> None:
