@@ -1,21 +1,29 @@
-"""Files of a run, written so that a reader never sees half of one."""
+"""Files of a run: a reader never sees half of one, nobody but their owner reads them, and what was written is on the disk.
+
+A run's folder holds parties' own parts and figures that no epsilon covers, so it is its owner's alone. A file is written
+beside its place, flushed to the disk and renamed into it, and the folder is flushed as well: once a call returns, what the
+file stands for may happen, whatever happens to the machine.
+"""
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 
+def make_folder(path: Path) -> None:
+    """The folder and those above it, for their owner alone; one that is there stays as it is."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)  # another rank may have been quicker
+        _flush_folder(path.parent)
+
+
 def write_text(path: Path, text: str) -> None:
-    """Write beside the place and rename into it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
+    _write(path, lambda stream: stream.write(text.encode()))
 
 
 def write_json(path: Path, value) -> None:
@@ -24,11 +32,38 @@ def write_json(path: Path, value) -> None:
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _write(path, lambda stream: np.savez(stream, **arrays))
+
+
+def append_line(path: Path, line: str) -> None:
+    """One more line of a log that `write_text` began."""
+    with open(path, "ab") as stream:
+        stream.write(line.encode() + b"\n")
+        _flush(stream)
+
+
+def _write(path: Path, fill: Callable[[IO[bytes]], object]) -> None:
+    make_folder(path.parent)
     scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(scratch, "wb") as stream:
-            np.savez(stream, **arrays)
+        with open(os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
+            fill(stream)
+            _flush(stream)
         scratch.replace(path)
+        _flush_folder(path.parent)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _flush(stream: IO[bytes]) -> None:
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def _flush_folder(path: Path) -> None:
+    """A rename is on the disk only once its folder is."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
