@@ -236,9 +236,9 @@ class Privacy:
     """seeded: reproducible and protects nobody; os: noise keys from the operating system, no hash promise"""
     noise_margin: Annotated[float, Range(least=0, most=0.9)] = 0.0
     """share of the cohort that may drop out and leave enough noise for the target: shares are larger by 1/(1 - margin)"""
-    metrics: Literal["party", "securesum", "none"] = "party"
-    """party: losses and test counts of each party reach the server, outside epsilon; securesum: only sums of test figures
-    do, through the protocol; none: they stay home"""
+    metrics: Literal["auto", "party", "securesum", "none"] = "auto"
+    """party: losses, norms and test counts of each party reach the server, and no epsilon holds towards it; securesum: only
+    sums of test figures do, through the protocol; none: they stay home; auto: none under entropy os, otherwise party"""
 
 
 @dataclass(frozen=True)
@@ -364,7 +364,14 @@ def check(config: Config) -> Config:
     threads = config.machine.threads
     if threads != "auto" and not (threads.isdecimal() and int(threads) >= 1):
         raise ConfigError(f"threads = {threads}: must be auto or a number >= 1")
-    return config
+    return _settle_metrics(config)
+
+
+def _settle_metrics(config: Config) -> Config:
+    if config.privacy.metrics != "auto":
+        return config
+    metrics = "none" if config.privacy.entropy == "os" else "party"
+    return dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, metrics=metrics))
 
 
 def _check_aggregation(config: Config) -> None:

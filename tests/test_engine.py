@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -378,11 +379,54 @@ def test_a_damaged_or_missing_checkpoint_is_named(make_config, run_in_memory, tm
 
 
 def test_shared_support_states_figures_and_says_they_are_simulated(make_config, run_in_memory):
-    summary = run_in_memory(make_config("--epsilon 2"), 3)
+    summary = run_in_memory(make_config("--epsilon 2 --metrics none"), 3)
     assert summary["epsilon_outside"] == pytest.approx(2, rel=1e-4) and summary["epsilon_outside"] <= 2 + 1e-9
     assert summary["epsilon_server"] > summary["epsilon_outside"]
     assert (summary["epsilon_kind"], summary["private"]) == ("simulated", False)
     assert "seed" in summary["epsilon_reason"]
+
+
+def test_figures_that_reach_rank_0_leave_no_epsilon_towards_it(make_config, run_in_memory):
+    for metrics, flags in (("party", ""), ("securesum", "--aggregation secure")):
+        summary = run_in_memory(make_config(f"{flags} --entropy os --metrics {metrics}"), 3)
+        assert summary["epsilon_server"] is None and not summary["private"]
+        assert "epsilon_server does not hold" in summary["epsilon_reason"] and "--metrics none" in summary["epsilon_reason"]
+        assert summary["epsilon_outside"] is not None and summary["epsilon_party"] is not None
+
+
+def test_secret_noise_keeps_figures_home_unless_told_otherwise(make_config):
+    assert make_config("--entropy os").privacy.metrics == "none"
+    assert make_config("").privacy.metrics == "party"
+    assert make_config("--entropy os --metrics party").privacy.metrics == "party"
+
+
+def test_a_party_s_own_costs_stay_home_with_its_figures(make_config, run_in_memory):
+    def parties(config):
+        run_in_memory(config, 3)
+        return {line.split(",")[0] for line in (config.out / "costs.csv").read_text().splitlines()[1:]}
+
+    assert parties(make_config("--aggregation secure --metrics party")) == {"0", "1", "2", "3"}
+    assert parties(make_config("--aggregation secure --metrics none")) == {"-1"}
+
+
+def test_another_party_knows_its_own_noise_and_the_cohorts(make_config, run_in_memory):
+    """Composed by hand: the noise of three of four, and no amplification by sampling."""
+    summary = run_in_memory(make_config("--epsilon 2"), 3)
+    sigma, account = calibrate(2.0, 1e-5, 1.0, 2), Accountant("rdp")
+    account.spend(sigma * (3 / 4) ** 0.5, 1.0, rounds=2)
+    assert summary["epsilon_party"] == pytest.approx(account.epsilon(1e-5), rel=1e-6)
+    assert summary["epsilon_party"] > summary["epsilon_outside"]
+    config = make_config("--parties 12 --sampling 0.5 --rounds 4 --epsilon 2")
+    sampled = run_in_memory(config, 3)
+    assert sampled["epsilon_party"] > 1.5 * sampled["epsilon_outside"]
+
+
+def test_a_method_that_sends_rows_cannot_claim_an_epsilon(make_config, run_in_memory, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "plugins"))
+    rows = "--method toy_rows:Rows --dataset none --support dense --clip 8"
+    assert run_in_memory(make_config(f"{rows} --epsilon inf"), 3)["epsilon_kind"] == "none"
+    with pytest.raises(ConfigError, match="epsilon = 1: method toy_rows:Rows sends rows, which get no noise"):
+        run_in_memory(make_config(f"{rows} --epsilon 1 --entropy os"), 3)
 
 
 def test_secret_noise_is_private_and_not_repeatable(make_config, run_in_memory):
@@ -396,7 +440,7 @@ def test_secret_noise_is_private_and_not_repeatable(make_config, run_in_memory):
 )
 def test_where_nothing_holds_nothing_is_claimed(flags, kind, make_config, run_in_memory):
     summary = run_in_memory(make_config(flags), 3)
-    assert summary["epsilon_outside"] is None and summary["epsilon_server"] is None
+    assert summary["epsilon_outside"] is summary["epsilon_server"] is summary["epsilon_party"] is None
     assert summary["epsilon_kind"] == kind and not summary["private"] and summary["epsilon_reason"]
     assert (summary["epsilon_nominal"] is None) == (kind == "none")
 
@@ -408,17 +452,6 @@ def test_without_metrics_nothing_but_updates_leaves_a_party(make_config, run_in_
     up = {line.split(",")[2] for line in (config.out / "messages.csv").read_text().splitlines()[1:] if ",up," in line}
     assert up == {"Ready", "PlainInput", "Account"}
     assert summary["model_sha256"] == run_in_memory(make_config(), 3)["model_sha256"]
-
-
-def test_a_cohort_below_the_minimum_is_not_run_and_costs_no_epsilon(make_config, run_in_memory):
-    config = make_config("--rounds 6 --sampling 0.6 --min-cohort 3 --seed 1")
-    run_in_memory(config, 3)
-    rows = [json.loads(line) for line in (config.out / "rounds.jsonl").read_text().splitlines()]
-    skipped = [row for row in rows if row["cohort"] < 3]
-    assert skipped and len(skipped) < 6
-    assert all("skipped" in row and "survivors" not in row for row in skipped)
-    for before, row in zip([{"epsilon_outside": 0.0}, *rows], rows, strict=False):
-        assert (row["epsilon_outside"] == before["epsilon_outside"]) == ("skipped" in row)
 
 
 def test_poisson_cohorts_have_the_right_size_and_depend_on_the_round():

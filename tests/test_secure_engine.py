@@ -97,11 +97,30 @@ def test_below_the_threshold_the_model_stays_and_training_goes_on(make_config, r
 
 def test_a_failed_round_still_showed_rank_0_the_updates_in_the_clear(make_config, run_in_memory):
     lost = ",".join(f"{round}:{party}:mask" for round in (1, 2, 3) for party in (4, 5, 6))
-    config = make_config(f"{SECURE} --aggregation hybrid --clear-parties 0,1 --dropout {lost}")
+    config = make_config(f"{SECURE} --metrics none --aggregation hybrid --clear-parties 0,1 --dropout {lost}")
     summary = run_in_memory(config, 3)
     assert summary["dropouts"]["failed_rounds"] == 3 and summary["epsilon_outside"] == 0
     worst = json.loads((config.out / "privacy.json").read_text())["worst_party"]
     assert worst == {"party": 0, "rounds_joined": 3} and summary["epsilon_server"] > 0
+
+
+def test_a_sum_that_was_asked_for_counts_towards_rank_0_even_if_it_failed(make_config, run_in_memory):
+    """One answer short of the threshold at the deadline, and it may come late: rank 0 then has the sum."""
+    lost = ",".join(f"2:{party}:unmask" for party in range(3))
+    config = make_config(f"{SECURE} --metrics none --dropout {lost}")
+    summary = run_in_memory(config, 3)
+    assert "the threshold is 5" in rows(config)[1]["failed"] and summary["dropouts"]["failed_rounds"] == 1
+    whole = run_in_memory(make_config(f"{SECURE} --metrics none"), 3)
+    assert summary["epsilon_server"] == pytest.approx(whole["epsilon_server"]), "three sums, one of them late"
+    assert summary["epsilon_outside"] < whole["epsilon_outside"] and summary["epsilon_party"] < whole["epsilon_party"]
+    assert rows(config)[1]["epsilon_server"] > rows(config)[0]["epsilon_server"]
+
+
+def test_a_sum_that_was_never_asked_for_costs_nothing(make_config, run_in_memory):
+    lost = ",".join(f"2:{party}:mask" for party in range(3))
+    config = make_config(f"{SECURE} --metrics none --dropout {lost}")
+    run_in_memory(config, 3)
+    assert rows(config)[1]["epsilon_server"] == rows(config)[0]["epsilon_server"]
 
 
 @pytest.mark.parametrize("aggregation", ["plain", "secure"])
@@ -171,7 +190,7 @@ def test_a_party_that_is_lied_to_ends_the_run(make_config, run_in_memory, monkey
 
 
 def test_towards_the_server_secure_is_as_private_as_towards_outside(make_config, run_in_memory):
-    plain, secure = (run_in_memory(make_config(flags), 3) for flags in (PLAIN, SECURE))
+    plain, secure = (run_in_memory(make_config(f"{flags} --metrics none"), 3) for flags in (PLAIN, SECURE))
     assert secure["epsilon_outside"] == plain["epsilon_outside"]
     assert secure["epsilon_server"] == pytest.approx(secure["epsilon_outside"], rel=1e-6)
     assert secure["epsilon_server"] < plain["epsilon_server"] / 2
@@ -179,7 +198,7 @@ def test_towards_the_server_secure_is_as_private_as_towards_outside(make_config,
 
 def test_dropouts_and_colluders_cost_epsilon_and_a_margin_pays_for_it(make_config, run_in_memory):
     def epsilons(flags):
-        summary = run_in_memory(make_config(f"{SECURE} {flags}"), 3)
+        summary = run_in_memory(make_config(f"{SECURE} --metrics none {flags}"), 3)
         return summary["epsilon_outside"], summary["epsilon_server"]
 
     lost = "--dropout 1:0:mask,2:1:mask"
@@ -198,8 +217,8 @@ def test_union_is_nominal_and_own_is_refused(make_config, run_in_memory):
 
 
 def test_hybrid_counts_the_clear_ones_as_seen(make_config, run_in_memory):
-    hybrid = run_in_memory(make_config(f"{SECURE} --aggregation hybrid --clear-parties 1,3"), 3)
-    plain = run_in_memory(make_config(PLAIN), 3)
+    hybrid = run_in_memory(make_config(f"{SECURE} --metrics none --aggregation hybrid --clear-parties 1,3"), 3)
+    plain = run_in_memory(make_config(f"{PLAIN} --metrics none"), 3)
     assert hybrid["epsilon_server"] == pytest.approx(plain["epsilon_server"]), "the worst party is one in the clear"
 
 

@@ -19,6 +19,7 @@ BASE = {
     "sigma": 40.0,
     "epsilon_outside": 0.9,
     "epsilon_server": 1.7,
+    "epsilon_party": 1.2,
     "epsilon_nominal": 0.8,
     "delta": 1e-5,
     "parties": 20,
@@ -86,7 +87,9 @@ def test_an_unbounded_figure_is_null_with_its_reason():
     assert said.epsilon_outside == 0.9 and said.epsilon_server is None
     assert said.epsilon_kind == "holds" and not said.private
     assert "epsilon_server is unbounded" in said.reason and "epsilon_outside" not in said.reason
-    said = say(epsilon_server=math.inf, epsilon_outside=math.inf)
+    said = say(epsilon_party=math.inf)
+    assert said.epsilon_party is None and not said.private and "epsilon_party is unbounded" in said.reason
+    said = say(epsilon_server=math.inf, epsilon_outside=math.inf, epsilon_party=math.inf)
     assert said.epsilon_kind == "none" and "epsilon_outside is unbounded" in said.reason
     said = say(epsilon_nominal=math.inf)
     assert said.epsilon_nominal is None and "epsilon_nominal is unbounded" in said.reason
@@ -94,7 +97,7 @@ def test_an_unbounded_figure_is_null_with_its_reason():
 
 def test_a_denominator_that_counts_survivors_has_no_figure_outside():
     said = say(denominator="survivors")
-    assert said.epsilon_outside is None and said.epsilon_server == 1.7 and not said.private
+    assert said.epsilon_outside is said.epsilon_party is None and said.epsilon_server == 1.7 and not said.private
     assert "number of survivors" in said.reason
 
 
@@ -114,10 +117,24 @@ def test_trust_says_who_must_be_honest():
     assert "colluding parties: 0" in " ".join(say().trust)
 
 
+@pytest.mark.parametrize("metrics", ["party", "securesum"])
+def test_figures_without_noise_leave_no_epsilon_towards_the_server(metrics):
+    said = say(metrics=metrics)
+    assert said.epsilon_server is None and not said.private and said.epsilon_kind == "holds"
+    assert (said.epsilon_outside, said.epsilon_party) == (0.9, 1.2)
+    assert "epsilon_server does not hold" in said.reason
+
+
+def test_what_the_active_adversary_can_still_do_is_said():
+    assert any("replays an earlier round" in line and "not stopped yet" in line for line in say(adversary="active").trust)
+    assert not any("replays" in line for line in say().trust)
+
+
 def test_what_leaves_beside_the_models_is_listed():
     assert any("each party's evaluation metrics" in line for line in say(metrics="party").released)
     assert any("sums of the parties' evaluation metrics" in line for line in say(metrics="securesum").released)
     assert not any("metrics" in line for line in say(metrics="none").released)
+    assert any("CPU seconds of each rank" in line for line in say(metrics="none").released)
     assert any("in the clear" in line for line in say(aggregation="hybrid").released)
     assert any("cohort" in line for line in say().released)
 
@@ -141,15 +158,16 @@ def test_every_statement_is_plain_json():
             back = json.loads(json.dumps(said.as_dict(), allow_nan=False))
             assert Statement(**back) == said
             # A missing number is always explained, and nothing is private that is not whole.
-            if None in (said.epsilon_outside, said.epsilon_server, said.epsilon_nominal):
+            if None in (said.epsilon_outside, said.epsilon_server, said.epsilon_party, said.epsilon_nominal):
                 assert said.reason
             assert said.private <= (
-                said.epsilon_kind == "holds" and None not in (said.epsilon_outside, said.epsilon_server)
+                said.epsilon_kind == "holds"
+                and None not in (said.epsilon_outside, said.epsilon_server, said.epsilon_party)
             )
             assert said.private <= (entropy == "os" and support in ("shared", "dense") and kind == "rdp" and sigma > 0)
 
 
-@pytest.mark.parametrize("wrong", ["support", "aggregation", "entropy", "accountant", "metrics", "denominator"])
+@pytest.mark.parametrize("wrong", ["support", "aggregation", "entropy", "accountant", "metrics", "denominator", "adversary"])
 def test_unknown_settings_raise(wrong):
     with pytest.raises(ConfigError, match=f"{wrong} 'x': must be one of"):
         say(**{wrong: "x"})
@@ -157,11 +175,11 @@ def test_unknown_settings_raise(wrong):
 
 @pytest.mark.parametrize("bad", [math.nan, -1.0])
 def test_no_statement_is_made_of_a_number_that_is_none(bad):
-    for name in ("epsilon_outside", "epsilon_server", "epsilon_nominal"):
+    for name in statement.FIGURES:
         with pytest.raises(ValueError, match=name):
             say(**{name: bad})
     with pytest.raises(ValueError, match="epsilon_outside"):
-        Statement(math.inf, None, None, "holds", "", True, 1e-5, [], [])
+        Statement(math.inf, None, None, None, "holds", "", True, 1e-5, [], [])
 
 
 def test_noise_to_signal_is_what_the_paper_settings_make_it():

@@ -25,6 +25,7 @@ class Sum:
 class ServerSession(ABC):
     reason: str = ""  # why the round failed
     faults: list[str]  # who was caught at what
+    openable: tuple[int, ...] = ()  # hidden parties whose sum the server has asked to open, whether or not it got it
 
     @property
     @abstractmethod

@@ -35,6 +35,10 @@ class SecureServer(ServerSession):
         return self.machine.reason
 
     @property
+    def openable(self) -> tuple[int, ...]:
+        return self.machine.openable
+
+    @property
     def phase_name(self):
         return self.machine.phase_name
 
@@ -79,6 +83,10 @@ class HybridServer(ServerSession):
     @property
     def reason(self) -> str:
         return self._secure.reason
+
+    @property
+    def openable(self) -> tuple[int, ...]:
+        return self._secure.openable
 
     @property
     def phase_name(self):

@@ -1,7 +1,8 @@
 """What a run may say about its epsilon, in one place and always in the same words.
 
-`epsilon_outside` is about the released models, `epsilon_server` about rank 0. Both are null where nothing holds, and
-then `epsilon_nominal`, the paper's arithmetic, stands beside the reason. `epsilon_kind` is one of
+`epsilon_outside` is about the released models, `epsilon_server` about rank 0, `epsilon_party` about another party. Each is
+null where nothing holds, and then `epsilon_nominal`, the paper's arithmetic, stands beside the reason. `epsilon_kind` says
+of those that are not null:
 
     holds      proven for the mechanism that ran, under the trust that is listed
     simulated  the figure is right for the mechanism, but its noise can be recomputed from the run's seed
@@ -23,6 +24,8 @@ ENTROPIES = ("seeded", "os")
 ACCOUNTANTS = ("rdp", "pld")
 METRICS = ("none", "securesum", "party")
 DENOMINATORS = ("fixed", "survivors")
+ADVERSARIES = ("passive", "active")
+FIGURES = ("epsilon_outside", "epsilon_server", "epsilon_party", "epsilon_nominal")
 
 _NO_NOISE = "no noise was added"
 _DATA_SUPPORT = (
@@ -32,9 +35,16 @@ _DATA_SUPPORT = (
 _CONTINUOUS = "the PLD figure is that of the continuous Gaussian, while the noise that was added is integer"
 _FLOAT_NOISE = "the noise that was added is not the integer mechanism of the proof"
 _SURVIVORS = (
-    "epsilon_outside is not known: the sum was divided by the number of survivors, and the sensitivity does not count "
-    "that this number changes with the party"
+    "epsilon_outside and epsilon_party are not known: the sum was divided by the number of survivors, and the sensitivity does "
+    "not count that this number changes with the party"
 )
+# What reaches rank 0 beside the updates, without noise.
+_SHOWN = {
+    "party": "epsilon_server does not hold: each party's losses, norms before clipping and test figures reached rank 0 as they "
+    "are; --metrics none keeps them home",
+    "securesum": "epsilon_server does not hold: sums of the parties' test figures reached rank 0 without noise; --metrics none "
+    "keeps them home",
+}
 _RECOMPUTABLE = "the noise can be recomputed from the run's seed, so it protects nobody"
 _WOULD_HOLD = "the figure is what the same run with --entropy os would hold"
 
@@ -45,6 +55,7 @@ class Statement:
 
     epsilon_outside: float | None
     epsilon_server: float | None
+    epsilon_party: float | None
     epsilon_nominal: float | None
     epsilon_kind: str
     reason: str
@@ -55,7 +66,7 @@ class Statement:
 
     def __post_init__(self) -> None:
         # JSON has no NaN and no infinity: where a number would be one, the field is None and the reason says why.
-        for name in ("epsilon_outside", "epsilon_server", "epsilon_nominal"):
+        for name in FIGURES:
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0.0):
                 raise ValueError(f"{name} is {value}: a statement holds numbers or None")
@@ -74,6 +85,7 @@ def state(
     sigma: float,
     epsilon_outside: float,
     epsilon_server: float,
+    epsilon_party: float,
     epsilon_nominal: float,
     delta: float,
     parties: int,
@@ -81,12 +93,13 @@ def state(
     colluding: int = 0,
     integer_noise: bool = True,
     denominator: str = "fixed",
+    adversary: str = "passive",
 ) -> Statement:
     """The statement of a run.
 
-    The three numbers are what the accountants say: of the rounds as they were, of the worst party's ledger towards the
-    server, and of the configured sigma and q over the rounds that were run. `integer_noise` says that rounding and
-    noise were the integer mechanism, with its sensitivity and sum divergence accounted for.
+    The four numbers are what the accountants say: of the rounds as they were, of the worst party's ledger towards the
+    server and towards another party, and of the configured sigma and q over the rounds that were run. `integer_noise` says
+    that rounding and noise were the integer mechanism, with its sensitivity and sum divergence accounted for.
     """
     _check("support", support, SUPPORTS)
     _check("aggregation", aggregation, AGGREGATIONS)
@@ -94,18 +107,16 @@ def state(
     _check("accountant", accountant, ACCOUNTANTS)
     _check("metrics", metrics, METRICS)
     _check("denominator", denominator, DENOMINATORS)
-    for name, value in (
-        ("epsilon_outside", epsilon_outside),
-        ("epsilon_server", epsilon_server),
-        ("epsilon_nominal", epsilon_nominal),
-    ):
+    _check("adversary", adversary, ADVERSARIES)
+    figures = epsilon_outside, epsilon_server, epsilon_party, epsilon_nominal
+    for name, value in zip(FIGURES, figures):
         if not value >= 0.0:
             raise ValueError(f"{name} is {value}: expected a number from 0 to infinity")
     released = _released(support, aggregation, metrics)
 
     if sigma == 0.0:
         released.insert(0, "the models, without noise")
-        return Statement(None, None, None, "none", _NO_NOISE, False, delta, ["nothing is claimed"], released)
+        return Statement(None, None, None, None, "none", _NO_NOISE, False, delta, ["nothing is claimed"], released)
 
     # What keeps the arithmetic from being a guarantee, whoever drew the noise.
     faults = []
@@ -116,21 +127,25 @@ def state(
     if not integer_noise:
         faults.append(_FLOAT_NOISE)
 
-    outside, server, nominal = (
-        value if math.isfinite(value) else None for value in (epsilon_outside, epsilon_server, epsilon_nominal)
-    )
+    outside, server, party, nominal = (value if math.isfinite(value) else None for value in figures)
     reasons = list(faults)
     if faults:
-        kind, outside, server = "nominal", None, None
+        kind, outside, server, party = "nominal", None, None, None
     else:
         if outside is None:
             reasons.append("epsilon_outside is unbounded: a round was released without noise")
         if server is None:
             reasons.append("epsilon_server is unbounded: in some round rank 0 saw an update without noise that counts")
-        kind = "none" if outside is None and server is None else "holds" if entropy == "os" else "simulated"
-        if denominator == "survivors" and outside is not None:
+        elif metrics in _SHOWN:
+            reasons.append(_SHOWN[metrics])
+            server = None
+        if party is None:
+            reasons.append("epsilon_party is unbounded: in some round no noise was left but that of the party that looks")
+        if denominator == "survivors" and (outside is not None or party is not None):
             reasons.append(_SURVIVORS)
-            outside = None
+            outside = party = None
+        nothing = outside is None and server is None and party is None
+        kind = "none" if nothing else "holds" if entropy == "os" else "simulated"
     if nominal is None:
         reasons.append("epsilon_nominal is unbounded")
     if entropy == "seeded":
@@ -140,12 +155,13 @@ def state(
     return Statement(
         epsilon_outside=outside,
         epsilon_server=server,
+        epsilon_party=party,
         epsilon_nominal=nominal,
         epsilon_kind=kind,
         reason="; ".join(reasons),
-        private=kind == "holds" and outside is not None and server is not None,
+        private=kind == "holds" and None not in (outside, server, party),
         delta=delta,
-        trust=_trust(aggregation, parties, colluding),
+        trust=_trust(aggregation, parties, colluding, adversary),
         released=released,
     )
 
@@ -165,31 +181,44 @@ _LOCAL = (
 )
 
 
-def _trust(aggregation: str, parties: int, colluding: int) -> list[str]:
+_ACTIVE = (
+    "adversary active: keys and survivors are signed, but a rank 0 that replays an earlier round's messages or tells a party "
+    "weaker settings is not stopped yet; towards such a server no figure is claimed"
+)
+
+
+def _trust(aggregation: str, parties: int, colluding: int, adversary: str) -> list[str]:
     server = {
         "plain": _LOCAL,
         "secure": _SUMMED,
         "hybrid": f"for a party in the clear, {_LOCAL}; for the others, {_SUMMED}",
     }[aggregation]
-    return [
+    lines = [
         "epsilon_outside: against whoever sees the released models and nothing else; "
         f"all updates of one of {parties} parties are there or are zero, which without dropouts is the party being added or "
         "removed, and in a round with dropouts leaves the cohort and the noise of its survivors as they were; "
         "rank 0 is honest: it draws the cohorts in secret, sums as stated and releases nothing else",
         f"epsilon_server: {server}; no amplification by sampling, because rank 0 knows the cohorts; "
         "composed over the rounds that the worst party really joined",
+        "epsilon_party: against one other party, which sees every released model, knows the cohorts (no amplification by "
+        "sampling) and its own share of the noise (not counted), and follows the protocol; composed over the rounds that the "
+        "worst party really joined",
         f"colluding parties: {colluding}; their noise is not counted towards rank 0",
         "every party clips, rounds and adds its share of the noise as the protocol says: "
         "a share that is left out cannot be seen",
     ]
+    return [*lines, _ACTIVE] if adversary == "active" else lines
 
 
 def _released(support: str, aggregation: str, metrics: str) -> list[str]:
-    lines = ["to rank 0: which parties were in each cohort, and which of them dropped out"]
+    lines = [
+        "to rank 0: which parties were in each cohort, which of them dropped out, and when their messages came",
+        "to rank 0: the memory and the CPU seconds of each rank by phase, and a checksum of the prepared data",
+    ]
     if metrics == "party":
         lines.append(
             "each party's evaluation metrics, and of every round its training losses, the norm of its update before clipping and "
-            "whether it was clipped, sent to rank 0 as they are"
+            "whether it was clipped, sent to rank 0 as they are; at the end its CPU seconds by phase of the protocol"
         )
     elif metrics == "securesum":
         lines.append("the sums of the parties' evaluation metrics, without noise")

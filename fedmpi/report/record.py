@@ -19,7 +19,7 @@ from fedmpi import __version__
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, DataError
 from fedmpi.privacy.statement import Statement, describe, warnings
-from fedmpi.report.files import write_json, write_text
+from fedmpi.report.files import append_line, make_folder, write_json, write_text
 from fedmpi.report.terminal import Terminal
 
 
@@ -34,7 +34,7 @@ class Record:
     def open(self, resume_round: int) -> None:
         """Claim the folder before any work is done, so that a run cannot end without a place for its result."""
         try:
-            self.out.mkdir(parents=True, exist_ok=True)
+            make_folder(self.out)
             if resume_round:
                 self._cut_rows(resume_round)
             else:
@@ -77,11 +77,11 @@ class Record:
         row = row | {
             "epsilon_outside": statement.epsilon_outside,
             "epsilon_server": statement.epsilon_server,
+            "epsilon_party": statement.epsilon_party,
             "epsilon_nominal": statement.epsilon_nominal,
             "epsilon_kind": statement.epsilon_kind,
         }
-        with open(self.out / "rounds.jsonl", "a", encoding="utf-8") as stream:
-            stream.write(json.dumps(row, allow_nan=False) + "\n")
+        append_line(self.out / "rounds.jsonl", json.dumps(row, allow_nan=False))
         self.terminal.progress(row, self.config.run.rounds)
 
     def closing(self, facts: dict, privacy, ledger, costs: dict) -> dict:
@@ -99,6 +99,7 @@ class Record:
             **facts.pop("scores"),
             "epsilon_outside": statement.epsilon_outside,
             "epsilon_server": statement.epsilon_server,
+            "epsilon_party": statement.epsilon_party,
             "epsilon_nominal": statement.epsilon_nominal,
             "epsilon_kind": statement.epsilon_kind,
             "epsilon_reason": statement.reason,

@@ -132,6 +132,7 @@ def closing_rows(summary: dict, statement: Statement) -> list[tuple[str, str, st
             f"whoever sees the released models; δ = {statement.delta:g}",
         ),
         ("ε server", _epsilon(statement.epsilon_server), f"rank 0 itself, {summary['aggregation']} aggregation"),
+        ("ε party", _epsilon(statement.epsilon_party), "another party, which knows the cohorts and its own noise"),
         ("ε nominal", _epsilon(statement.epsilon_nominal), "the paper's arithmetic"),
         ("  kind", statement.epsilon_kind, statement.reason or "proven for what was sent"),
     ]

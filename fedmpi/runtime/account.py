@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Collection
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +16,14 @@ from fedmpi.runtime.release import Release
 PLAIN_ADJACENCY = 2.0
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a round asked for, before anything came back."""
+
+    share: float  # one party's noise over the bound of an update
+    drawn: frozenset[int]  # whose updates are in the round; who only fills it up gives nothing away
+
+
 class PrivacyAccount:
     def __init__(self, config: Config, release: Release):
         self._config = config
@@ -23,45 +32,62 @@ class PrivacyAccount:
         self.outside = Accountant(kind)
         self.nominal = Accountant(kind)
         self.server = ServerView(config.run.parties, kind=kind)
-        self._shares: dict[int, float] = {}  # by round: one party's noise over the bound of an update
+        self.party = ServerView(config.run.parties, kind=kind)  # what another party learns of each
+        self._asked: dict[int, Asked] = {}  # by round
 
     @property
     def noisy(self) -> bool:
         return self._release.multiplier > 0
 
-    def begin(self, round: int, cohort: tuple[int, ...]) -> None:
-        """These are asked: they add the noise of a cohort of this size."""
-        self._shares[round] = self._release.share(len(cohort)) / self._release.encoding.sensitivity
+    def begin(self, round: int, drawn: Collection[int], cohort: int) -> None:
+        """These are asked for their updates; everybody in the cohort adds the noise of one of that many."""
+        share = self._release.share(cohort) / self._release.encoding.sensitivity
+        self._asked[round] = Asked(share, frozenset(drawn))
 
     def saw(self, round: int, parties: Collection[int]) -> None:
         """Rank 0 received these parties' own updates, each under its own noise, in time or late, whatever became of the round."""
-        if self.noisy and round in self._shares and parties:
-            self.server.join(np.array(parties), self._shares[round], adjacency=PLAIN_ADJACENCY)
+        if round in self._asked:
+            self._join(self.server, round, parties, self._asked[round].share, PLAIN_ADJACENCY)
 
-    def spend(self, round: int, survivors: tuple[int, ...], coordinates: int, clear: Collection[int]) -> None:
-        """Count a sum: its noise is what the survivors contributed. `clear`: whose updates rank 0 `saw`."""
-        if self.noisy:
-            self.outside.spend(self._of_sum(round, len(survivors), coordinates), self._config.privacy.sampling)
-            self.nominal.spend(self._release.multiplier, self._config.privacy.sampling)
-            hidden = [party for party in survivors if party not in clear]
-            self._summed(round, hidden, len(hidden), coordinates)
+    def opened(self, round: int, survivors: Collection[int], coordinates: int, clear: Collection[int]) -> None:
+        """Rank 0 asked for what opens the sum of these, and may have it, in time or late, whatever became of the round.
+        `clear`: whose updates rank 0 `saw`."""
+        hidden = [party for party in survivors if party not in clear]
+        self._summed(round, hidden, len(hidden), coordinates)
 
-    def cut_short(self, round: int, cohort: tuple[int, ...], fewest: int, clear: Collection[int]) -> None:
+    def spend(self, round: int, survivors: Collection[int], coordinates: int) -> None:
+        """The model took a step with the sum of these, and everybody will see it: its noise is what they contributed."""
+        if not self.noisy:
+            return
+        number = len(survivors)
+        self.outside.spend(self._of_sum(round, number, coordinates), self._config.privacy.sampling)
+        self.nominal.spend(self._release.multiplier, self._config.privacy.sampling)
+        # Whoever looks knows its own share. A sum of one party's update has no share of another in it.
+        others = self._of_sum(round, max(1, number - 1), coordinates)
+        self._join(self.party, round, survivors, others, 1.0)
+
+    def cut_short(self, round: int, drawn: Collection[int], cohort: Collection[int], fewest: int, clear: Collection[int]) -> None:
         """Count a round that an interruption ended: nobody outside saw its sum, rank 0 may have seen all of it, with no more
         noise than that of the `fewest` that the protocol lets through."""
-        self.begin(round, cohort)
+        self.begin(round, drawn, len(cohort))
         self.saw(round, [party for party in cohort if party in clear])
         hidden = [party for party in cohort if party not in clear]
         self._summed(round, hidden, fewest, self._release.encoding.dimension)
 
     def _summed(self, round: int, hidden: list[int], noises: int, coordinates: int) -> None:
-        if self.noisy and hidden:
+        if hidden and self.noisy:
             noises -= self._config.aggregation.colluding
-            self.server.join(np.array(hidden), self._of_sum(round, noises, coordinates), adjacency=1.0)
+            self._join(self.server, round, hidden, self._of_sum(round, noises, coordinates), 1.0)
+
+    def _join(self, view: ServerView, round: int, parties: Collection[int], multiplier: float, adjacency: float) -> None:
+        """Only who was drawn: a sum with a filler's noise tells nothing of the filler."""
+        members = [party for party in parties if party in self._asked[round].drawn]
+        if members and self.noisy:
+            view.join(np.array(members), multiplier, adjacency=adjacency)
 
     def _of_sum(self, round: int, parties: int, coordinates: int) -> float:
         """The multiplier of a sum of this many shares, as one discrete Gaussian."""
-        share, sensitivity = self._shares[round], self._release.over(coordinates).encoding.sensitivity
+        share, sensitivity = self._asked[round].share, self._release.over(coordinates).encoding.sensitivity
         divergence = sum_divergence(share * sensitivity, parties)
         return sum_multiplier(share * math.sqrt(max(0, parties)), divergence, coordinates)
 
@@ -75,12 +101,14 @@ class PrivacyAccount:
             sigma=self._release.multiplier,
             epsilon_outside=self.outside.epsilon(delta, quick=quick),
             epsilon_server=self.server.epsilon(delta),
+            epsilon_party=self.party.epsilon(delta),
             epsilon_nominal=self.nominal.epsilon(delta, quick=quick),
             delta=delta,
             parties=config.run.parties,
             metrics=config.privacy.metrics,
             colluding=config.aggregation.colluding,
             denominator="survivors" if config.server.denominator == "survivors" else "fixed",
+            adversary=config.aggregation.adversary,
         )
 
     def noise_to_signal(self) -> float:
@@ -109,9 +137,15 @@ class PrivacyAccount:
         }
 
     def checkpoint(self) -> dict:
-        return {"outside": self.outside.state(), "nominal": self.nominal.state(), "server": self.server.state()}
+        return {
+            "outside": self.outside.state(),
+            "nominal": self.nominal.state(),
+            "server": self.server.state(),
+            "party": self.party.state(),
+        }
 
     def restore(self, saved: dict) -> None:
         self.outside = Accountant.from_state(saved["outside"])
         self.nominal = Accountant.from_state(saved["nominal"])
         self.server = ServerView.from_state(saved["server"])
+        self.party = ServerView.from_state(saved["party"])

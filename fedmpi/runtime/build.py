@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmpi.aggregation.choose import Aggregator
-from fedmpi.algorithm import Algorithm, load_method
+from fedmpi.algorithm import Algorithm, RowAlgorithm, load_method
 from fedmpi.config import Config, from_dict
 from fedmpi.data.rating_store import RATING_SETS, RatingSpec, RatingStore, prepare_ratings
 from fedmpi.data.store import PartitionSpec, Store, prepare
@@ -98,6 +98,10 @@ def algorithm(config: Config, device: str | None = None) -> Algorithm:
     if config.aggregation.clear_rule and not method.chooses_clear:
         raise ConfigError(
             f"clear_rule = {config.aggregation.clear_rule}: method {config.run.method} has no mask to judge; list --clear-parties"
+        )
+    if issubclass(method, RowAlgorithm) and config.privacy.epsilon != float("inf"):
+        raise ConfigError(
+            f"epsilon = {config.privacy.epsilon:g}: method {config.run.method} sends rows, which get no noise; take inf"
         )
     store = open_store(config)
     if store is not None and not isinstance(store, Store if method.task == "classification" else RatingStore):

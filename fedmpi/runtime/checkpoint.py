@@ -13,6 +13,7 @@ is for: it knows the rounds after the checkpoint, and who was asked in the one t
 import json
 import shutil
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,14 @@ from fedmpi.algorithm import Algorithm
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, DataError
 from fedmpi.report.files import write_arrays, write_json, write_text
+
+
+class UnderWay(NamedTuple):
+    """A round whose parties were asked and whose sum is not counted yet."""
+
+    round: int
+    drawn: tuple[int, ...]  # whose updates are in it
+    cohort: tuple[int, ...]  # and who fills it up
 
 
 def folder(config: Config, round: int) -> Path:
@@ -81,20 +90,19 @@ def load_server(config: Config, round: int) -> tuple[dict[str, np.ndarray], dict
         raise DataError(f"checkpoint {path} cannot be used ({error})") from None
 
 
-def save_account(config: Config, state: dict, under_way: tuple[int, tuple[int, ...]] | None) -> None:
-    """`under_way`: the round whose parties were asked and whose sum is not counted yet, and its cohort."""
-    folder = config.out / "checkpoint"
-    folder.mkdir(exist_ok=True)
-    write_json(folder / "account.json", {"privacy": state, "under_way": under_way})
+def save_account(config: Config, state: dict, under_way: UnderWay | None) -> None:
+    write_json(config.out / "checkpoint" / "account.json", {"privacy": state, "under_way": under_way})
 
 
-def load_account(config: Config) -> tuple[dict, tuple[int, tuple[int, ...]] | None]:
+def load_account(config: Config) -> tuple[dict, UnderWay | None]:
     path = config.out / "checkpoint" / "account.json"
     try:
         saved = json.loads(path.read_text())
         under_way = saved["under_way"]
         if under_way is not None:
-            under_way = int(under_way[0]), tuple(int(party) for party in under_way[1])
+            round, *groups = under_way
+            drawn, cohort = (tuple(int(party) for party in group) for group in groups)
+            under_way = UnderWay(int(round), drawn, cohort)
         return saved["privacy"], under_way
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         raise DataError(f"{path} cannot be used ({error}): what was released before the interruption is unknown") from None

@@ -10,7 +10,7 @@ from fedmpi.aggregation.base import PartySession
 from fedmpi.algorithm import Algorithm, LocalUpdate, RowAlgorithm
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, ProtocolError
-from fedmpi.runtime import build, checkpoint, dropout, metrics, rows
+from fedmpi.runtime import build, checkpoint, dropout, metrics, rows, schedule
 from fedmpi.runtime.memory import proportional_set_size
 from fedmpi.runtime.release import Release
 from fedmpi.runtime.stopwatch import Stopwatch
@@ -22,6 +22,7 @@ from fedmpi.wire.messages import (
     Checkpoint,
     EvalReport,
     Evaluate,
+    Fill,
     Message,
     Ready,
     Setup,
@@ -51,7 +52,7 @@ def run_client(endpoint: Endpoint, pki: str | None = None) -> int:
 class PartyRound:
     """What a party holds while a round is under way."""
 
-    model: Train | Evaluate
+    model: Train | Fill | Evaluate
     update: LocalUpdate | None  # None: it is in the session already
     session: PartySession | None = None  # None until its support is settled
 
@@ -88,7 +89,7 @@ class Client:
         endpoint.send(SERVER, Ready(0, NOBODY, self.algorithm.dimension, data, chosen, self.parties))
 
     def serve(self) -> int:
-        handlers = {Train: self.train, Evaluate: self.evaluate, Checkpoint: self.keep}
+        handlers = {Train: self.train, Fill: self.fill, Evaluate: self.evaluate, Checkpoint: self.keep}
         while True:
             _, message = self.endpoint.poll()
             if isinstance(message, Stop):
@@ -104,6 +105,7 @@ class Client:
     # ---- a round ----
 
     def train(self, model: Train) -> None:
+        schedule.check_cohort(self.config, model.cohort, model.hidden)
         self.rounds.clear()
         if isinstance(self.algorithm, RowAlgorithm):
             return self.train_rows(model)
@@ -118,6 +120,14 @@ class Client:
                 self.propose(party, model, update)
             else:
                 self.enter(party, self.algorithm.support_size(), update.values, update.support)
+
+    def fill(self, asked: Fill) -> None:
+        """Take part with an update of zeros, and so with noise alone. A Train of the same round comes before it."""
+        schedule.check_cohort(self.config, asked.cohort, asked.hidden)
+        self.rounds = {party: state for party, state in self.rounds.items() if state.number == asked.round}
+        for party in asked.parties:
+            self.rounds[party] = PartyRound(asked, None)
+            self.enter(party, self.algorithm.support_size(), np.zeros(self.algorithm.support_size()), None)
 
     def train_rows(self, model: Train) -> None:
         """All the rank's parties at once; each goes the way that it chose, with the rows that it touched."""
@@ -214,6 +224,8 @@ class Client:
 
     def add_up(self, model: Evaluate, figures: np.ndarray) -> None:
         """Each party takes its figures through the protocol."""
+        if model.cohort != self.config.run.parties:
+            raise ProtocolError(f"rank 0 announced a test of {model.cohort} parties, expected all", phase="evaluation")
         self.rounds.clear()
         aggregator, encoding = metrics.for_everyone(self.aggregator), metrics.encoding(figures.shape[1])
         for party, row in zip(model.parties, figures):
@@ -231,6 +243,8 @@ class Client:
     def send_account(self) -> None:
         """What this rank sent and spent since its last account, this message included."""
         costs = [[*key, seconds] for key, seconds in sorted(self.costs.items())]
+        if self.config.privacy.metrics != "party":
+            costs = _by_rank(costs)
         facts = {"cpu": dict(self.watch.cpu), "pss": proportional_set_size(), "costs": costs}
         self.watch, self.costs = Stopwatch(), defaultdict(float)
         self.endpoint.send_account(SERVER, facts)
@@ -244,3 +258,11 @@ class Client:
             )
         public = read_public(Path(pki), self.config.run.parties)
         return {party: read_identity(Path(pki), party, public) for party in self.parties}
+
+
+def _by_rank(costs: list) -> list:
+    """The rank's costs without the party: a party's own figures stay home."""
+    total: dict[tuple[str, str], float] = defaultdict(float)
+    for _, phase, cost, seconds in costs:
+        total[phase, cost] += seconds
+    return [[NOBODY, *key, seconds] for key, seconds in total.items()]

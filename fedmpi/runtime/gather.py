@@ -23,6 +23,7 @@ class Outcome:
 
     sum: Sum | None = None
     support: np.ndarray | None = None  # the coordinates of the sum; None: all
+    openable: tuple[int, ...] = ()  # whose sum rank 0 has asked to open: it may have it, now or late
     coordinates: int = 0  # that each party sent
     figures: dict = field(default_factory=dict)  # for the round's row
     dropouts: collections.Counter = field(default_factory=collections.Counter)
@@ -149,6 +150,7 @@ class Gathering:
         outcome.complaints += [
             fault for fault in session.faults if not any(fault in line for line in outcome.complaints)
         ]
+        outcome.openable = session.openable
         result = None if session.failed else session.result()
         if result is None or not result.survivors:
             reason = session.reason or f"round {self.round}: no party's update arrived"

@@ -21,10 +21,12 @@ from fedmpi.runtime.memory import proportional_set_size
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.transport.endpoint import Endpoint
+from fedmpi.wire.frame import NOBODY
 from fedmpi.wire.messages import (
     Account,
     Checkpoint,
     Evaluate,
+    Fill,
     Message,
     PlainInput,
     Ready,
@@ -59,7 +61,7 @@ class Server:
             self.dropouts = collections.Counter()
             self.theta = self.algorithm.initial()
             self.last_round = plan.resume_round
-            self.under_way: tuple[int, tuple[int, ...]] | None = None  # a round whose sum is not counted yet, and its cohort
+            self.under_way: checkpoint.UnderWay | None = None  # a round whose sum is not counted yet
             self.references: dict[str, float | None] = dict.fromkeys(self.algorithm.reference_scores)
             self.scores: dict[str, float | None] = dict.fromkeys(self.algorithm.scores)
             if plan.resume_round:
@@ -82,20 +84,25 @@ class Server:
 
     def round(self, round: int) -> None:
         started, row = time.monotonic(), {"round": round}
-        cohort = schedule.cohort(self.config, round)
-        row["cohort"] = len(cohort)
+        drawn = schedule.cohort(self.config, round)
+        fillers = self.fillers(round, drawn)
+        cohort = tuple(sorted(drawn + fillers))
+        row["cohort"] = len(drawn)
+        if fillers:
+            row["fillers"] = len(fillers)
         if not self.algorithm.shares:
             row["skipped"] = f"{self.config.run.method} shares nothing"
-        elif self.large_enough(cohort):
-            self.privacy.begin(round, cohort)
-            self.under_way = (round, cohort)
+        elif schedule.enough(self.config.privacy.min_cohort, cohort, self.aggregator.clear):
+            self.privacy.begin(round, drawn, len(cohort))
+            self.under_way = checkpoint.UnderWay(round, drawn, cohort)
             self.keep_account()
-            self.send_model(Train, round, cohort)
+            self.send_model(Train, round, drawn, fillers)
             outcome = self.aggregate(round, cohort)
             row |= outcome.figures
+            self.privacy.opened(round, outcome.openable, outcome.coordinates, self.aggregator.clear)
             if outcome.sum is not None:
-                self.step(outcome)
-                self.privacy.spend(round, outcome.sum.survivors, outcome.coordinates, self.aggregator.clear)
+                self.step(outcome, drawn)
+                self.privacy.spend(round, outcome.sum.survivors, outcome.coordinates)
             self.under_way = None
             self.keep_account()
             self.dropouts += outcome.dropouts
@@ -111,21 +118,25 @@ class Server:
         if schedule.checkpoint_due(self.config, round):
             self.checkpoint(round)
 
-    def large_enough(self, cohort: tuple[int, ...]) -> bool:
-        """A sum over too few parties shows them, and so does one over too few that are not in the clear."""
-        least, hidden = self.config.privacy.min_cohort, len(set(cohort) - self.aggregator.clear)
-        return len(cohort) >= least and (hidden == 0 or hidden >= least)
+    def fillers(self, round: int, drawn: tuple[int, ...]) -> tuple[int, ...]:
+        """Only where noise hides an update: a sum of one update and nothing else is not filled up but skipped. With supports
+        of the parties' own no epsilon holds anyway, and a filler has none."""
+        if not self.privacy.noisy or self.config.aggregation.support in ("own", "union"):
+            return ()
+        return schedule.fillers(self.config, round, drawn, self.aggregator.clear)
 
     # ---- its steps ----
 
-    def send_model(self, kind: type[Train] | type[Evaluate], round: int, parties) -> None:
-        """theta to every rank that hosts one of `parties`, once per rank."""
+    def send_model(self, kind: type[Train] | type[Evaluate], round: int, parties, fillers=()) -> None:
+        """theta to every rank that hosts one of `parties`, once per rank; fillers do not need it."""
         with self.watch("send model"):
             self.record.first_message()
-            hidden = len(set(parties) - self.aggregator.clear)
+            asked = {*parties, *fillers}
+            sizes = len(asked), len(asked - self.aggregator.clear)
             for rank, hosted in self.placement.by_rank(parties).items():
-                alone = hosted[0] if len(hosted) == 1 else -1
-                self.endpoint.send(rank, kind(round, alone, hosted, len(parties), hidden, self.theta))
+                self.endpoint.send(rank, kind(round, _alone(hosted), hosted, *sizes, self.theta))
+            for rank, hosted in self.placement.by_rank(fillers).items():
+                self.endpoint.send(rank, Fill(round, _alone(hosted), hosted, *sizes))
 
     def aggregate(self, round: int, cohort: tuple[int, ...]) -> Outcome:
         """Carry the aggregation's messages until it has its sum, or cannot have it any more."""
@@ -133,13 +144,13 @@ class Server:
             gathering = Gathering(self, round, cohort)
             return gathering.run()
 
-    def step(self, outcome: Outcome) -> None:
+    def step(self, outcome: Outcome, drawn: tuple[int, ...]) -> None:
         """theta + eta_g * sum / (qN): a fixed denominator, as the sensitivity assumes."""
         with self.watch("step"):
             settings = self.config.server
             by = {
                 "expected": schedule.expected_cohort(self.config),
-                "survivors": len(outcome.sum.survivors),
+                "survivors": max(1, len(set(outcome.sum.survivors) & set(drawn))),
                 "none": 1,
             }[settings.denominator]
             total = self.release.encoding.decode(outcome.sum.total)
@@ -203,9 +214,8 @@ class Server:
         saved, under_way = checkpoint.load_account(self.config)
         self.privacy.restore(saved)
         if under_way:
-            round, cohort = under_way
-            fewest = self.aggregator.fewest(len(set(cohort) - self.aggregator.clear))
-            self.privacy.cut_short(round, cohort, fewest, self.aggregator.clear)
+            fewest = self.aggregator.fewest(len(set(under_way.cohort) - self.aggregator.clear))
+            self.privacy.cut_short(*under_way, fewest, self.aggregator.clear)
         self.keep_account()
 
     def finish(self) -> dict:
@@ -290,3 +300,7 @@ class Server:
         self.watch.add(message.facts.get("cpu", {}))
         for party, phase, cost, seconds in message.facts.get("costs", []):
             self.costs[party, phase, cost] += seconds
+
+
+def _alone(hosted: tuple[int, ...]) -> int:
+    return hosted[0] if len(hosted) == 1 else NOBODY

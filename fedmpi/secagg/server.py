@@ -72,6 +72,7 @@ class SecAggServer:
         self.phase = Phase.ADVERTISE
         self.reason = ""  # why the round failed
         self.faults: list[str] = []  # who was caught at what
+        self.openable: tuple[int, ...] = ()  # whose sum was asked for: enough answers open it, in time or late
         self._moves = NEXT_ACTIVE if rules.active else NEXT
         self._neighbours = {party: tuple(sorted(others)) for party, others in neighbours.items()}
         self._identities = identities
@@ -319,6 +320,7 @@ class SecAggServer:
                 (p, UnmaskRequest(self.rules.round, p, tuple(self._holders(p, self._inputs))))
                 for p in sorted(self._inputs)
             ]
+        self.openable = tuple(sorted(self._inputs))
         return self._enter(answers)
 
     # ---- taking the masks off ----

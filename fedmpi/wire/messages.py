@@ -113,13 +113,42 @@ class Ready(Message):
 
 
 @dataclass(frozen=True)
-class _Model(Message):
-    """The shared vector for some parties of one rank."""
+class _Asked(Message):
+    """Some parties of one rank take part in a round."""
 
     LAYOUT = struct.Struct("<II")
     parties: tuple[int, ...] = ()
     cohort: int = 0  # n_t, DSU (13): the size of the whole cohort
     hidden: int = 0  # how many of them go through secure aggregation
+
+
+@dataclass(frozen=True)
+class Fill(_Asked):
+    """Rank 0 to a rank: these parties were not drawn; they fill up a small cohort with noise alone."""
+
+    TYPE = 14
+    PHASE = "model"
+
+    def buffers(self):
+        return [_parties(self.parties), self.LAYOUT.pack(self.cohort, self.hidden)]
+
+    def shares(self):
+        return [(party, self.wire_size(1)) for party in self.parties]
+
+    @classmethod
+    def wire_size(cls, parties: int) -> int:
+        return COUNT.size + 4 * parties + cls.LAYOUT.size
+
+    @classmethod
+    def parse(cls, header, reader):
+        parties = _read_parties(reader)
+        return cls(header.round, header.party, parties, *reader.fields(cls.LAYOUT))
+
+
+@dataclass(frozen=True)
+class _Model(_Asked):
+    """The shared vector for some parties of one rank."""
+
     theta: np.ndarray = None
 
     def buffers(self):
@@ -417,7 +446,7 @@ def register(*kinds: type[Message]) -> None:
             raise ValueError(f"{kind.__name__}: type {kind.TYPE} is taken, or its phase {kind.PHASE!r} is unknown")
 
 
-register(Setup, Ready, Train, SupportProposal, SupportUnion, PlainInput, PlainRows, TrainReport, Evaluate, EvalReport)
+register(Setup, Ready, Fill, Train, SupportProposal, SupportUnion, PlainInput, PlainRows, TrainReport, Evaluate, EvalReport)
 register(Checkpoint, Stop, Account)
 
 
