@@ -1,13 +1,15 @@
 """Command line to Config: preset, then --config file, then flags. Read on rank 0 only."""
 
 import contextlib
+import dataclasses
+import difflib
 import importlib.resources
 import io
 from pathlib import Path
 
 import yaml
 
-from fedmpi.config import Config, check, from_dict
+from fedmpi.config import LAYERS, Config, check, from_dict
 from fedmpi.errors import ConfigError
 
 
@@ -32,16 +34,20 @@ def resolve(argv: list[str]) -> Config:
     preset, argv = _take_option(argv, "--preset")
     resume, _ = _take_option(argv, "--resume")
     file, argv = _take_option(argv, "--config")
+    settings = _read(Path(file)) if file is not None else {}
+    named = _said(settings, "preset")
     if resume is not None:
         # A resumed run is the same run: its own resolved configuration comes first.
-        base = _read(Path(resume) / "config.yaml", base)
-    if preset is not None or resume is None:
-        preset = preset or base.run.preset
-        base = _with_preset(base, preset, _take_option(argv, "--method")[0])
+        own = Path(resume) / "config.yaml"
+        base = from_dict(_read(own), base, str(own))
+    elif preset is not None and named not in (None, preset):
+        raise ConfigError(f"preset = {preset}: {file} starts from preset {named}; leave one of them out")
+    else:
+        preset = preset or named or base.run.preset
     saved = base
-    if file is not None:
-        base = _read(Path(file), base)
-    config = check(_flags(argv, base))
+    if preset is not None:
+        base = _with_preset(base, preset, _take_option(argv, "--method")[0] or _said(settings, "method"))
+    config = check(_flags(argv, from_dict(settings, base, str(file))))
     if resume is not None:
         _refuse_changes(saved, config)
     return config
@@ -76,7 +82,8 @@ def _preset(name: str) -> dict:
     return yaml.safe_load((importlib.resources.files("fedmpi") / "presets" / f"{name}.yaml").read_text()) or {}
 
 
-def _read(path: Path, base: Config) -> Config:
+def _read(path: Path) -> dict:
+    """The settings of a file as they stand there; `from_dict` judges them."""
     try:
         settings = yaml.safe_load(path.read_text())
     except OSError as error:
@@ -85,7 +92,27 @@ def _read(path: Path, base: Config) -> Config:
         where = getattr(error, "problem_mark", None)
         line = f" line {where.line + 1}" if where else ""
         raise ConfigError(f"{path}{line}: not YAML ({getattr(error, 'problem', None) or 'unreadable text'})") from None
-    return from_dict(settings or {}, base, str(path))
+    return _without_place(settings or {}, path)
+
+
+def _without_place(settings: dict, path: Path) -> dict:
+    """Without the folder of the run that wrote the file: a run that is made from it has another.
+
+    A run's config.yaml used to hold `out`, and `resume` beside it; a person's own file may say `out`, and never says `resume`.
+    """
+    resume = _said(settings, "resume")
+    if resume is not None:
+        raise ConfigError(f"{path}: run.resume = {resume}: only the flag can say that, --resume {resume}")
+    if not (isinstance(settings, dict) and isinstance(settings.get("run"), dict) and "resume" in settings["run"]):
+        return settings
+    return settings | {"run": {name: value for name, value in settings["run"].items() if name not in ("out", "resume")}}
+
+
+def _said(settings: dict, name: str) -> str | None:
+    """A setting of the layer `run` that must be known before the others are read; None if the file does not say."""
+    run = settings.get("run") if isinstance(settings, dict) else None
+    value = run.get(name) if isinstance(run, dict) else None
+    return None if value is None else str(value)
 
 
 def own_option(argv: list[str], name: str) -> str | None:
@@ -124,7 +151,7 @@ def _flags(argv: list[str], base: Config) -> Config:
     except SystemExit as stop:
         if not stop.code:
             raise
-    raise ConfigError(_one_line(said.getvalue()))
+    raise ConfigError(_unknown(argv) or _one_line(said.getvalue()))
 
 
 def _help() -> str:
@@ -132,6 +159,24 @@ def _help() -> str:
         f"{Config.__doc__}\n\nSettings come from --preset NAME (default demo; list: --presets), then --config FILE "
         "(YAML, grouped as below), then the flags."
     )
+
+
+def _options() -> list[str]:
+    """Every option as it is typed."""
+    fields = [field for layer in LAYERS.values() for field in dataclasses.fields(layer)]
+    names = [field.name for field in fields] + [f"no_{field.name}" for field in fields if field.type is bool]
+    return ["--help", "--presets", "--config", *(f"--{name.replace('_', '-')}" for name in names)]
+
+
+def _unknown(argv: list[str]) -> str:
+    """The options that there are not, each with the one that was probably meant; empty if all are known."""
+    known, said = _options(), []
+    for word in argv:
+        name = word.partition("=")[0]
+        if name.startswith("--") and name.replace("_", "-") not in known:
+            near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+            said.append(f"{name}: unknown; did you mean {near[0]}?" if near else f"{name}: unknown (see fedmpi --help)")
+    return " ".join(said)
 
 
 def _one_line(box: str) -> str:

@@ -6,6 +6,7 @@ Presets and `--config` files group them by layer, as `config.yaml` of a run does
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -320,7 +321,8 @@ class Config:
     @property
     def out(self) -> Path:
         name = f"{self.run.preset}-{self.run.method}-s{self.run.seed}"
-        return Path(self.run.out or Path("runs") / name)
+        # A method may be module:Class, and not every file system, archive or cluster script takes a colon.
+        return Path(self.run.out or Path("runs") / re.sub(r"[^\w.-]+", "-", name))
 
 
 LAYERS = {layer.name: layer.default_factory for layer in dataclasses.fields(Config)}

@@ -10,6 +10,8 @@ import yaml
 from fedmpi.cli import presets, resolve
 from fedmpi.config import LAYERS, Config, from_dict
 from fedmpi.errors import ConfigError
+from fedmpi.report.record import Record
+from fedmpi.report.terminal import Terminal
 
 
 @pytest.mark.parametrize("name", sorted(presets()))
@@ -48,6 +50,65 @@ def test_a_resolved_configuration_reads_back_as_itself(tmp_path):
     assert from_dict(yaml.safe_load(text), Config(), "text") == config
 
 
+def run_of(flags, tmp_path, name="run"):
+    """The config.yaml that a run with these flags leaves, and the configuration that it is of."""
+    config = resolve([*flags.split(), "--out", str(tmp_path / name)])
+    Record(config, "none", Terminal()).open(0)
+    return config.out / "config.yaml", config
+
+
+def test_the_configuration_of_a_run_starts_another_as_it_is(tmp_path):
+    file, config = run_of("--preset cifar10-s5 --rounds 3 --epsilon 2", tmp_path)
+    again = resolve(["--config", str(file)])
+    assert again.run.out is None and again.run.resume is None
+    assert again.run.preset == "cifar10-s5", "the name of what it is"
+    assert dataclasses.replace(again, run=dataclasses.replace(again.run, out=config.run.out)) == config
+    Record(resolve(["--config", str(file), "--out", str(tmp_path / "second")]), "none", Terminal()).open(0)
+    # and the first one can still be gone on with
+    assert resolve(["--resume", str(config.out)]).run.resume == str(config.out)
+
+
+def test_a_run_of_before_is_not_taken_for_the_place_of_another(tmp_path):
+    file, config = run_of("--preset cifar10-s5 --rounds 3", tmp_path)
+    file.write_text(yaml.safe_dump(config.as_dict()))  # as it was written before: with `out` and `resume`
+    again = resolve(["--config", str(file)])
+    assert (again.run.out, again.run.rounds, again.run.preset) == (None, 3, "cifar10-s5")
+    assert resolve(["--resume", str(config.out), "--round-deadline", "9"]).run.rounds == 3
+
+
+def test_a_file_of_ones_own_may_say_where_the_run_goes_but_not_resume(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("run: {out: here, rounds: 7}\n")
+    assert resolve(["--config", str(file)]).run.out == "here"
+    file.write_text("run: {resume: there}\n")  # would go on with a run without a look at what it was
+    with pytest.raises(ConfigError, match="run.resume = there: only the flag can say that, --resume there"):
+        resolve(["--config", str(file)])
+
+
+def test_a_file_that_names_a_preset_starts_from_it(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("run: {preset: cifar10-s2, rounds: 7}\n")
+    config = resolve(["--config", str(file)])
+    assert (config.run.preset, config.run.rounds) == ("cifar10-s2", 7)
+    assert (config.model.network, config.data.classes_per_party) == ("resnet20", 2)
+    assert resolve(["--preset", "cifar10-s2", "--config", str(file)]) == config
+    with pytest.raises(ConfigError, match="preset = demo: .*mine.yaml starts from preset cifar10-s2; leave one of them out"):
+        resolve(["--preset", "demo", "--config", str(file)])
+
+
+def test_a_preset_cannot_change_a_run_that_is_resumed(tmp_path):
+    file, config = run_of("--preset demo --epsilon 2", tmp_path)
+    assert resolve(["--preset", "demo", "--epsilon", "2", "--resume", str(config.out)]).privacy.epsilon == 2
+    with pytest.raises(ConfigError, match="resume: epsilon was 2.0 and cannot become"):
+        resolve(["--preset", "demo", "--resume", str(config.out)])
+
+
+def test_the_folder_of_a_method_from_elsewhere_has_a_name_for_every_file_system():
+    assert resolve(["--method", "my.module:Mine"]).out.as_posix() == "runs/demo-my.module-Mine-s0"
+    assert resolve(["--method", "dp-pfedhome", "--seed", "3"]).out.as_posix() == "runs/demo-dp-pfedhome-s3"
+    assert resolve(["--method", "my.module:Mine", "--out", "a:b"]).out.as_posix() == "a:b", "as it was asked for"
+
+
 def test_every_field_is_a_flag_of_its_own():
     names = [f.name for layer in LAYERS.values() for f in dataclasses.fields(layer)]
     assert len(names) == len(set(names))
@@ -74,7 +135,14 @@ WRONG_FLAGS = [
     ("--bits 99", "bits = 99"),
     ("--threads many", "threads = many: must be auto or a number >= 1"),
     ("--min-cohort 30", "min_cohort = 30: must be <= parties (20)"),
-    ("--no-such-thing 1", "--no-such-thing"),
+    ("--no-such-thing 1", "--no-such-thing: unknown (see fedmpi --help)"),
+    ("--epsilonn 1", "--epsilonn: unknown; did you mean --epsilon?"),
+    ("--epsilonn=1", "--epsilonn: unknown; did you mean --epsilon?"),
+    ("--no-augmentt", "--no-augmentt: unknown; did you mean --no-augment?"),
+    ("--datadir x", "--datadir: unknown; did you mean --data-dir?"),
+    ("--confg mine.yaml", "--confg: unknown; did you mean --config?"),
+    ("--data_dirr x --rouns 3", "--data_dirr: unknown; did you mean --data-dir? --rouns: unknown; did you mean --rounds?"),
+    ("--rounds 3 more", "more"),
     ("--rounds", "--rounds"),
     ("--preset", "--preset needs a value"),
     ("--config missing.yaml", "cannot read missing.yaml: No such file"),
@@ -100,6 +168,9 @@ WRONG_FILES = [
     ("aggregation: {support: all}", "aggregation.support = all: must be one of own, union, shared, dense"),
     ("privacy: {epsilon: -2}", "epsilon = -2: must be > 0"),
     ("run: {rounds: 3", "line 2: not YAML"),
+    ("run: {preset: nope}", "preset = nope: must be one of cifar10-s10"),
+    ("run: {preset: [demo]}", "preset = ['demo']: must be one of cifar10-s10"),
+    ("run: 5", "run must hold named settings"),
     ("run: !!python/object:os.system {}", "not YAML"),
 ]
 

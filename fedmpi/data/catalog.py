@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedmpi.data import rating_sources
 from fedmpi.data.cifar import load_cifar
 from fedmpi.data.femnist import load_femnist
 from fedmpi.data.idx import READERS, SPLITS, load_emnist, load_mnist
@@ -130,4 +131,6 @@ def get(name: str) -> Source:
     try:
         return _BY_NAME[name]
     except (KeyError, TypeError):
-        raise ConfigError(f"dataset = {name!r}: must be one of {', '.join(known())}") from None
+        raise ConfigError(
+            f"dataset = {name!r}: must be one of {', '.join(known())} (images) or {', '.join(rating_sources.known())} (ratings)"
+        ) from None

@@ -115,7 +115,11 @@ def import_torchvision_datasets() -> ModuleType:
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         return importlib.import_module("torchvision.datasets")
     except ModuleNotFoundError as error:
-        raise DataError(f"{error.name or 'torchvision'} is not installed: pip install 'fedmpi[images]'") from error
+        # with the constraints, or pip takes torchvision's newest and replaces torch by a build that fits it
+        raise DataError(
+            f"{error.name or 'torchvision'} is not installed; in the clone of fedmpi: "
+            "pip install -c launch/constraints.txt -e '.[images]'"
+        ) from error
     except Exception as error:
         # whatever a broken installation throws at import, the user must mend the installation
         reason = one_line(error)
@@ -130,7 +134,9 @@ def load_digits(source: Source, data_dir: str | None) -> ImageSet:
     try:
         from sklearn.datasets import load_digits as sklearn_load_digits
     except ImportError as error:
-        raise DataError("scikit-learn is not installed: pip install scikit-learn") from error
+        raise DataError(
+            "scikit-learn is not installed; in the clone of fedmpi: pip install -c launch/constraints.txt -e ."
+        ) from error
     bunch = sklearn_load_digits()
     x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
     x, y = checked(source, x, bunch.target, "scikit-learn's digits")

@@ -1,6 +1,6 @@
 """The run's folder: what is written, when, and in which words.
 
-config.yaml      the resolved configuration
+config.yaml      the resolved configuration, but for the folder: --config makes another run of it
 rounds.jsonl     a row a round
 messages.csv     the ledger
 costs.csv        CPU seconds of each party by protocol phase and cost
@@ -42,7 +42,9 @@ class Record:
                     raise ConfigError(
                         f"out = {self.out}: holds a run already; choose another folder, or continue it with --resume"
                     )
-                write_text(self.out / "config.yaml", yaml.safe_dump(self.config.as_dict(), sort_keys=False))
+                settings = self.config.as_dict()
+                del settings["run"]["out"], settings["run"]["resume"]
+                write_text(self.out / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
                 write_text(self.out / "rounds.jsonl", "")
         except OSError as error:
             raise ConfigError(f"out = {self.out}: cannot be written ({error.strerror or error})") from None
