@@ -1,7 +1,9 @@
-"""What a person sees: a few lines before, a progress bar if this is a terminal, one table after."""
+"""What a person sees: a few lines before, a progress bar if this is a terminal and else a line now and then, one table after."""
 
 import os
 import sys
+import time
+from collections.abc import Callable
 
 import psutil
 from rich.console import Console
@@ -12,6 +14,7 @@ from fedmpi.privacy.statement import Statement
 from fedmpi.report.savings import PROTOCOL_COSTS
 
 WIDTH = 110
+LINE_EVERY = 60.0  # seconds between two lines of a job that nobody watches
 LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "orterun", "srun")
 
 
@@ -19,7 +22,7 @@ def screen_behind_launcher(environ) -> str | None:
     """The terminal that a person watches, if there is one.
 
     A rank's own stdout does not tell: Open MPI gives every rank a pseudo-terminal and MPICH a pipe, whatever is behind. The
-    launcher's stdout does. FEDMPI_PROGRESS=0 keeps it silent.
+    launcher's stdout does. FEDMPI_PROGRESS=0 keeps it silent, in a terminal and elsewhere.
     """
     if environ.get("FEDMPI_PROGRESS") == "0":
         return None
@@ -54,13 +57,18 @@ SCORES = {
 
 
 class Terminal:
-    def __init__(self):
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
         screen = screen_behind_launcher(os.environ)
         self._console = Console(
             file=sys.stdout, force_terminal=bool(screen), no_color=not screen, width=WIDTH, highlight=False
         )
         self._live = self._open(screen)
+        self._silent = os.environ.get("FEDMPI_PROGRESS") == "0"
         self._bar: Progress | None = None
+        self._score = ""  # the latest one: most rounds are not tested
+        self._clock = clock
+        self._begun: tuple[float, int] | None = None  # when the first round began, and which one it was
+        self._said_at = 0.0
 
     @staticmethod
     def _open(screen: str | None) -> Console | None:
@@ -77,8 +85,20 @@ class Terminal:
         self._console.print(f"warning: {line}", style="yellow", soft_wrap=True, markup=False)
 
     def progress(self, row: dict, rounds: int) -> None:
-        if self._live is None:
-            return
+        for name, (_, show, _) in SCORES.items():
+            if row.get(name) is not None:
+                self._score = f"{name} {show(row[name])}"
+                break
+        if self._live is not None:
+            self._move_bar(row, rounds)
+        elif not self._silent:
+            self._say_round(row, rounds)
+
+    def _figures(self, row: dict) -> str:
+        loss = f"loss {row['loss']:.3f}" if "loss" in row else ""
+        return "  ".join(part for part in (loss, self._score, _epsilon_so_far(row)) if part)
+
+    def _move_bar(self, row: dict, rounds: int) -> None:
         if self._bar is None:
             self._bar = Progress(
                 TextColumn("round"),
@@ -91,20 +111,23 @@ class Terminal:
             )
             self._task = self._bar.add_task("", total=rounds, completed=row["round"] - 1, figures="")
             self._bar.start()
-            self._score = ""
-        for name, (_, show, _) in SCORES.items():
-            if row.get(name) is not None:
-                self._score = f"{name} {show(row[name])}"
-                break
-        parts = []
-        if "loss" in row:
-            parts.append(f"loss {row['loss']:.3f}")
-        if self._score:
-            parts.append(self._score)
-        parts.append(_epsilon_so_far(row))
-        self._bar.update(self._task, completed=row["round"], figures="  ".join(parts))
+        self._bar.update(self._task, completed=row["round"], figures=self._figures(row))
         if row["round"] == rounds:
             self._bar.stop()
+
+    def _say_round(self, row: dict, rounds: int) -> None:
+        """A line a round or a minute, whichever is rarer, and the last round's: a log must show that a job is alive."""
+        now = self._clock()
+        if self._begun is None:
+            self._begun = now - row["seconds"], row["round"]
+            self._said_at = self._begun[0]
+        if now - self._said_at < LINE_EVERY and row["round"] < rounds:
+            return
+        self._said_at = now
+        start, first = self._begun
+        each, left = (now - start) / (row["round"] - first + 1), rounds - row["round"]
+        pace = f"{_time(each)} a round" + (f", {_time(left * each)} left" if left else "")
+        self.say(f"round {row['round']}/{rounds}  {self._figures(row)}  {pace}")
 
     def close(self) -> None:
         if self._bar is not None:
@@ -183,6 +206,12 @@ def _epsilon_so_far(row: dict) -> str:
 
 def _epsilon(value: float | None) -> str:
     return "none" if value is None else f"{value:.4g}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _size(count: float) -> str:
