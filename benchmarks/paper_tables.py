@@ -11,7 +11,7 @@ and with `shared`, whose epsilon holds. DP-pFedHome is not in the paper: see its
 --scale S cuts a table in a stated way: S times the training samples of a party, the fourth root of S times the rounds (the noise adds
 up over rounds, so they are cut less), batches smaller by the square root of S but 8 at least (or hardly a step would be left), 200 test
 samples a party at most, all parties (the noise of a mean depends on them); below 0.05 also images of half the width and height. --list
-prints the runs with their numbers, and --cell I runs one of them, for an array job.
+prints the runs with their numbers, and --cell I runs one of them, for an array job; --check says before it how much there is to do.
 """
 
 import math
@@ -22,6 +22,9 @@ from pathlib import Path
 
 from benchmarks.common import arguments, machine, save, show_machine
 from benchmarks.launch import KeptJobs
+from fedmpi.cli import resolve
+from fedmpi.data import catalog
+from fedmpi.errors import DataError, FedmpiError
 
 # Training samples of a party in the full data set.
 SAMPLES = {"cifar10": 2500, "cifar100": 500, "emnist": 5640}
@@ -151,14 +154,37 @@ class Runner:
             flags += ["--shrink", "2"] if options.scale < 0.05 else []
         return [*flags, "--local-epochs", "0", *options.extra.split()]
 
+    def name(self, cell: Cell, seed: int) -> str:
+        return f"{cell.preset}-s{seed}-{zlib.crc32(' '.join(self.flags(cell, seed)).encode()):08x}"
+
     def run(self, cell: Cell, seed: int) -> dict | None:
         """The run's summary and rounds: kept, gone on with, or new; with --show, None if it is not there."""
-        flags, data_dir = self.flags(cell, seed), self.options.data_dir
-        name = f"{cell.preset}-s{seed}-{zlib.crc32(' '.join(flags).encode()):08x}"
+        flags, data_dir, name = self.flags(cell, seed), self.options.data_dir, self.name(cell, seed)
         if self.options.show and not self.jobs.has(name):
             return None
         where = ["--round-deadline", "1e6"]  # a party alone does all its rounds in one answer
         return self.jobs.run(name, flags, [*where, *(["--data-dir", str(data_dir.absolute())] if data_dir else [])])
+
+
+def check(runner: Runner, runs: list[tuple[Cell, int]]) -> str:
+    """What there is to do, if its data is there: a cluster shall not find out in every run by itself."""
+    missing = [run for run in runs if not runner.jobs.has(runner.name(*run))]
+    if not missing:
+        return f"all {len(runs)} runs are kept"
+    # settings that decide on data and length are those of a preset, and of --extra
+    configs = [resolve(runner.flags(*run)) for run in {cell.preset: (cell, seed) for cell, seed in missing}.values()]
+    for config in configs:
+        given = runner.options.data_dir or (config.data.data_dir and Path(config.data.data_dir).expanduser())
+        try:
+            catalog.get(config.data.dataset).locate(given or runner.jobs.folder / "cache" / "downloads")
+        except DataError as error:
+            raise DataError(str(error) if given else f"{error}, or give --data-dir") from None
+    rounds, parties = (span([getattr(config.run, name) for config in configs]) for name in ("rounds", "parties"))
+    return f"{len(missing)} of {len(runs)} runs to do, of {rounds} rounds with {parties} parties on {runner.options.ranks} ranks"
+
+
+def span(numbers: list[int]) -> str:
+    return f"{min(numbers)} to {max(numbers)}" if min(numbers) < max(numbers) else str(numbers[0])
 
 
 def reference(cell: Cell) -> Cell:
@@ -224,6 +250,7 @@ def main() -> None:
     parser.add_argument("--extra", default="", help="further fedmpi options for every run, in one string")
     parser.add_argument("--figure", type=Path, help="draw the training loss to this file (needs matplotlib)")
     parser.add_argument("--list", action="store_true", help="print the runs and their numbers, and stop")
+    parser.add_argument("--check", action="store_true", help="see whether the data is there, say what is to do, and stop")
     parser.add_argument("--show", action="store_true", help="run nothing, print what is kept")
     parser.add_argument("--cell", type=int, help="do this one run and stop")
     options = parser.parse_args()
@@ -249,6 +276,12 @@ def main() -> None:
     if options.list:
         for number, flags in enumerate(different):
             print(number, flags)
+        return
+    if options.check:
+        try:
+            print(check(runner, list(different.values())))
+        except FedmpiError as error:
+            raise SystemExit(f"paper_tables: {error}") from None
         return
     if options.cell is not None and not 0 <= options.cell < len(different):
         parser.error(f"--cell {options.cell}: there are {len(different)} runs, 0 to {len(different) - 1}")

@@ -91,6 +91,16 @@ def test_a_table_that_cannot_be_is_refused(words, said, monkeypatch, capsys, tmp
     assert code == 2 and said in printed
 
 
+def test_what_is_kept_is_not_to_be_done_again_nor_are_its_data_looked_for(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT))
+    cut = ["IV", "--columns", "cifar10-s5", "--seeds", "1", "--keep", str(tmp_path), "--check"]
+    with monkeypatch.context() as patch:
+        patch.setattr("benchmarks.launch.KeptJobs.has", lambda jobs, name: "s0" in name)
+        assert paper_tables(patch, capsys, *cut) == (0, "all 6 runs are kept\n")
+    code, said = paper_tables(monkeypatch, capsys, *cut)
+    assert "cifar10" in str(code) and "is missing; expected in" in str(code) and not said
+
+
 def test_kept_results_are_those_of_their_arguments(monkeypatch, capsys, tmp_path):
     monkeypatch.syspath_prepend(str(ROOT))
     from benchmarks import launch
