@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--extra", default="", help="further fedmpi options for every run, in one string")
     parser.add_argument("--figure", type=Path, help="draw the training loss to this file (needs matplotlib)")
     parser.add_argument("--list", action="store_true", help="print the runs and their numbers, and stop")
-    parser.add_argument("--check", action="store_true", help="see whether the data is there, say what is to do, and stop")
+    parser.add_argument("--check", action="store_true", help="see whether the data is there, say what is to do, stop")
     parser.add_argument("--show", action="store_true", help="run nothing, print what is kept")
     parser.add_argument("--cell", type=int, help="do this one run and stop")
     options = parser.parse_args()

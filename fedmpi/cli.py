@@ -1,11 +1,16 @@
 """Command line to Config: preset, then --config file, then flags. Read on rank 0 only."""
 
+import ast
 import contextlib
 import dataclasses
 import difflib
 import importlib.resources
+import inspect
 import io
+import itertools
+import typing
 from pathlib import Path
+from typing import Annotated
 
 import yaml
 
@@ -141,13 +146,12 @@ def _take_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
 def _flags(argv: list[str], base: Config) -> Config:
     import tyro  # 0.1 s, and only rank 0 comes here
 
-    wants_help = any(word in ("-h", "--help") for word in argv)
+    if any(word in ("-h", "--help") for word in argv):
+        tyro.cli(tyro.conf.OmitArgPrefixes[_shown(base)], args=["--help"], prog="fedmpi", description=_help())
     said = io.StringIO()
     try:
-        with contextlib.nullcontext() if wants_help else contextlib.redirect_stderr(said):
-            return tyro.cli(
-                tyro.conf.OmitArgPrefixes[Config], args=argv, default=base, prog="fedmpi", description=_help()
-            )
+        with contextlib.redirect_stderr(said):
+            return tyro.cli(tyro.conf.OmitArgPrefixes[Config], args=argv, default=base, prog="fedmpi")
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -155,10 +159,54 @@ def _flags(argv: list[str], base: Config) -> Config:
 
 
 def _help() -> str:
+    start = "  mpirun -n 21 python -m fedmpi.main"  # a line that begins with a letter would be joined to the one before
     return (
-        f"{Config.__doc__}\n\nSettings come from --preset NAME (default demo; list: --presets), then --config FILE "
-        "(YAML, grouped as below), then the flags."
+        f"{Config.__doc__}\n\nSettings come from the preset, then from the --config file, then from the flags.\n\n"
+        "Examples:\n"
+        f"{start}\n"
+        f"{start} --preset cifar10-s5 --data-dir DIR --epsilon 4\n"
+        f"{start} --config runs/NAME/config.yaml --seed 1\n"
+        f"{start} --resume runs/NAME\n"
+        f"{start} --presets"
     )
+
+
+def _shown(base: Config) -> type:
+    """Config as --help shows it. tyro would break every text where its source line ends, print {None}|STR for what may be left
+    out, name a second default behind one that is described, and not know of the option that is read before it."""
+    import tyro
+
+    from fedmpi.algorithm import method_names
+
+    def option(name: str, hint: type, text: str, value) -> tuple:
+        path = hint == (str | None)
+        unset = "" if value in (None, "") else None  # otherwise tyro's own words
+        shown = tyro.conf.arg(help=text, metavar="PATH" if path else None, help_behavior_hint=unset)
+        return name, Annotated[str if path else hint, shown], dataclasses.field(default="" if value is None else value)
+
+    layers = []
+    for layer, kind in LAYERS.items():
+        texts, values = _texts(kind), getattr(base, layer)
+        if layer == "run":
+            texts["method"] += f": {', '.join(method_names())}, or module:Class"
+        hints = typing.get_type_hints(kind)
+        options = [option(name, hint, texts[name], getattr(values, name)) for name, hint in hints.items()]
+        if layer == "run":
+            file = "settings to go on with: a YAML file, grouped as below; a run's config.yaml is one"
+            options.insert(1, option("config", str | None, file, None))
+        shown = dataclasses.make_dataclass(kind.__name__, options, namespace={"__doc__": kind.__doc__})
+        layers.append((layer, shown, dataclasses.field(default_factory=shown)))
+    return dataclasses.make_dataclass("Config", layers)
+
+
+def _texts(kind: type) -> dict[str, str]:
+    """What stands below each field of a layer, as one paragraph."""
+    body = ast.parse(inspect.getsource(kind)).body[0].body
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }
 
 
 def _options() -> list[str]:

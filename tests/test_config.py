@@ -92,7 +92,9 @@ def test_a_file_that_names_a_preset_starts_from_it(tmp_path):
     assert (config.run.preset, config.run.rounds) == ("cifar10-s2", 7)
     assert (config.model.network, config.data.classes_per_party) == ("resnet20", 2)
     assert resolve(["--preset", "cifar10-s2", "--config", str(file)]) == config
-    with pytest.raises(ConfigError, match="preset = demo: .*mine.yaml starts from preset cifar10-s2; leave one of them out"):
+    with pytest.raises(
+        ConfigError, match="preset = demo: .*mine.yaml starts from preset cifar10-s2; leave one of them out"
+    ):
         resolve(["--preset", "demo", "--config", str(file)])
 
 
@@ -141,7 +143,10 @@ WRONG_FLAGS = [
     ("--no-augmentt", "--no-augmentt: unknown; did you mean --no-augment?"),
     ("--datadir x", "--datadir: unknown; did you mean --data-dir?"),
     ("--confg mine.yaml", "--confg: unknown; did you mean --config?"),
-    ("--data_dirr x --rouns 3", "--data_dirr: unknown; did you mean --data-dir? --rouns: unknown; did you mean --rounds?"),
+    (
+        "--data_dirr x --rouns 3",
+        "--data_dirr: unknown; did you mean --data-dir? --rouns: unknown; did you mean --rounds?",
+    ),
     ("--rounds 3 more", "more"),
     ("--rounds", "--rounds"),
     ("--preset", "--preset needs a value"),
@@ -196,6 +201,25 @@ def test_help_is_grouped_and_names_every_option_of_the_contract(capsys):
         assert f"--{option}" in text
     for layer in LAYERS:
         assert f"{layer} options" in text
+
+
+def test_help_reads_as_text(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        resolve(["--preset", "cifar10-s5", "--help"])
+    lines = [line.strip(" │") for line in capsys.readouterr().out.splitlines()]
+    text = " ".join(lines)
+    assert "{None}" not in text and "(default: None)" not in text and "(default: '')" not in text
+    assert "--out PATH the run's folder (default: runs/<preset>-<method>-s<seed>) --resume PATH" in " ".join(
+        text.split()
+    )
+    assert "--rounds INT T, global rounds (default: 100)" in " ".join(text.split()), "of the preset that was asked for"
+    assert "what is trained and shared: centaur, dp-fedavg-fb, " in text
+    # a text is broken where the box ends, not where its source line did
+    assert "samples_per_party for itself and" in text and not any(
+        line.endswith("its samples_per_party for") for line in lines
+    )
+    assert "mpirun -n 21 python -m fedmpi.main --config runs/NAME/config.yaml --seed 1" in lines
 
 
 def test_help_does_not_import_torch():

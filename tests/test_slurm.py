@@ -75,7 +75,9 @@ def test_a_table_whose_data_is_not_there_is_not_queued(stand_in, tmp_path):
         folder = where or tmp_path / "keep" / "cache" / "downloads"
         assert said.returncode == 2 and not queued
         (line,) = said.stderr.splitlines()
-        assert line.startswith(f"paper_tables: cifar10: {folder}/cifar-10-batches-py/data_batch_1 is missing; expected in")
+        assert line.startswith(
+            f"paper_tables: cifar10: {folder}/cifar-10-batches-py/data_batch_1 is missing; expected in"
+        )
         assert line.endswith(f"there (or cifar-10-binary.tar.gz){hint}")
 
 
@@ -112,7 +114,9 @@ def cluster() -> bool:
 @pytest.mark.skipif(not cluster(), reason="no SLURM cluster answers here")
 def test_a_table_on_a_cluster(tmp_path):
     cut = ["--columns", "cifar10-s5", "--rows", "CENTAUR", "--seeds", "1", "--ranks", "3", "--scale", "0.01"]
-    said = submit("II", "--yes", *cut, "--keep", str(tmp_path / "keep"), "--extra", SMALL, FEDMPI_CACHE=str(tmp_path / "cache"))
+    said = submit(
+        "II", "--yes", *cut, "--keep", str(tmp_path / "keep"), "--extra", SMALL, FEDMPI_CACHE=str(tmp_path / "cache")
+    )
     assert said.returncode == 0 and said.stdout.startswith("2 runs in job "), said.stderr
     table = ROOT / said.stdout.split()[-1]
     deadline = time.monotonic() + 300
