@@ -133,6 +133,12 @@ class Algorithm(ABC):
         """What a round's row says of the parties' own figures: by default the mean of each column."""
         return dict(zip(self.report_columns, rows.mean(axis=0).tolist()))
 
+    def most_lost(self, theta: np.ndarray) -> int | None:
+        """How many of the parties that were asked a round from theta may lose and still open its sum; None: as many as the
+        aggregation can do without. A function of theta, so that each party works it out by itself.
+        Not for hybrid aggregation, neither half of which knows what the other lost: a method that needs it refuses that."""
+        return None
+
     def step(self, theta: np.ndarray, total: np.ndarray, rate: float, support: np.ndarray | None) -> np.ndarray:
         """Server: theta + rate * total, rate being eta_g over the denominator; float64 inside, one rounding at the end."""
         moved = theta.astype(np.float64)

@@ -48,14 +48,16 @@ class Aggregator:
         if hidden and self.config.privacy.sampling >= 1:
             self.rules(1, hidden, Encoding(1.0, 4, 8, 1))
 
-    def rules(self, round: int, cohort: int, encoding: Encoding) -> Rules:
-        """The protocol's rules for a cohort of this size, the same for the server and for every party."""
+    def rules(self, round: int, cohort: int, encoding: Encoding, most_lost: int | None = None) -> Rules:
+        """The protocol's rules for a cohort of this size, the same for the server and for every party. `most_lost`: what the
+        method says to this round's."""
         settings = self.config.aggregation
-        degree, threshold, most_lost = cohort - 1, settings.threshold or graph.default_threshold(cohort), None
+        degree, threshold = cohort - 1, settings.threshold or graph.default_threshold(cohort)
         if settings.graph == "regular":
             degree, threshold = graph.regular_parameters(cohort, settings.corrupt, settings.expected_dropout)
             # With more than these lost, what is left of a sparse graph may fall apart, and a part's sum would show.
-            most_lost = math.ceil(cohort * settings.expected_dropout)
+            of_graph = math.ceil(cohort * settings.expected_dropout)
+            most_lost = of_graph if most_lost is None else min(of_graph, most_lost)
         active = settings.adversary == "active"
         if active and not 2 * threshold > cohort + settings.colluding:
             raise ConfigError(
@@ -73,19 +75,27 @@ class Aggregator:
         return max(rules.threshold, hidden - rules.tolerated)
 
     def server(
-        self, round: int, cohort: tuple[int, ...], encoding: Encoding, source: WordSource, identities, threads: int
+        self,
+        round: int,
+        cohort: tuple[int, ...],
+        encoding: Encoding,
+        source: WordSource,
+        identities,
+        threads: int,
+        most_lost: int | None = None,
     ) -> ServerSession:
+        """`most_lost`: parties that the round may lose, `Algorithm.most_lost`."""
         clear = self.clear
         in_clear = tuple(party for party in cohort if party in clear)
         hidden = tuple(party for party in cohort if party not in clear)
         if self.width:
-            plain = RowServer(round, in_clear, encoding, self.width)
+            plain = RowServer(round, in_clear, encoding, self.width, most_lost)
         else:
             own = encoding.dimension < self.dimension and self.config.aggregation.support == "own"
-            plain = PlainServer(round, in_clear, encoding, self.dimension, own)
+            plain = PlainServer(round, in_clear, encoding, self.dimension, own, most_lost)
         if not hidden:
             return plain
-        rules = self.rules(round, len(hidden), encoding)
+        rules = self.rules(round, len(hidden), encoding, most_lost)
         if rules.complete:
             drawn = graph.complete(hidden, rules.threshold)
         else:
@@ -104,11 +114,12 @@ class Aggregator:
         values: np.ndarray,
         support: np.ndarray | None,
         identity: Identity | None,
+        most_lost: int | None = None,
     ) -> PartySession:
-        """`cohort`: how many go the same way as this party."""
+        """`cohort`: how many go the same way as this party; `most_lost` as for the server."""
         if party in self.clear:
             return PlainParty(round, party, encoding, self.dimension, values, support)
-        rules = self.rules(round, cohort, encoding)
+        rules = self.rules(round, cohort, encoding, most_lost)
         return SecureParty(SecAggParty(rules, party, values, identity=identity, meter=self.meter))
 
 

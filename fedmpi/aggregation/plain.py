@@ -24,8 +24,18 @@ class PlainParty(PartySession):
 
 
 class PlainServer(ServerSession):
-    def __init__(self, round: int, cohort: tuple[int, ...], encoding: Encoding, dimension: int, own_support: bool):
+    def __init__(
+        self,
+        round: int,
+        cohort: tuple[int, ...],
+        encoding: Encoding,
+        dimension: int,
+        own_support: bool,
+        most_lost: int | None = None,
+    ):
+        """`most_lost`: with more of the cohort lost there is no sum, as there would be none under the protocol."""
         self._round = round
+        self._cohort, self._tolerated = len(cohort), len(cohort) if most_lost is None else most_lost
         self._encoding = encoding
         self._dimension = dimension
         self._own = own_support
@@ -84,6 +94,19 @@ class PlainServer(ServerSession):
     @property
     def done(self):
         return not self._missing
+
+    @property
+    def failed(self):
+        return self.done and self._cohort - len(self._heard) > self._tolerated
+
+    @property
+    def reason(self):
+        if not self.failed:
+            return ""
+        return (
+            f"round {self._round}, {self.phase_name}: {self._cohort - len(self._heard)} of {self._cohort} parties are lost, "
+            f"with more than {self._tolerated} the sum is not opened"
+        )
 
     def waiting(self):
         return tuple(sorted(self._missing))

@@ -20,8 +20,8 @@ def row_bits(rows: int) -> int:
 class RowServer(PlainServer, ServerSession):
     """Every party's rows into one exact sum. A party whose rows cannot be is dropped; its neighbours in a message stay."""
 
-    def __init__(self, round: int, cohort: tuple[int, ...], encoding: Encoding, width: int):
-        super().__init__(round, cohort, encoding, encoding.dimension, own_support=False)
+    def __init__(self, round: int, cohort: tuple[int, ...], encoding: Encoding, width: int, most_lost=None):
+        super().__init__(round, cohort, encoding, encoding.dimension, own_support=False, most_lost=most_lost)
         self._width = width
         self._rows = encoding.dimension // width
         self._sum = np.zeros((self._rows, width), np.int64)

@@ -173,9 +173,10 @@ class Client:
         state = self.rounds[party]
         model = state.model
         self.turn = (party, "encode")
+        identity, most_lost = self.identities.get(party), self.algorithm.most_lost(model.theta)
         with self.meter("encode"):
             state.session = self.aggregator.party(
-                model.round, party, model.hidden, release.encoding, encoded, support, self.identities.get(party)
+                model.round, party, model.hidden, release.encoding, encoded, support, identity, most_lost
             )
         self.turn = (party, "AdvertiseKeys")
         self.say(party, state.session.start())

@@ -47,10 +47,12 @@ class Gathering:
         elif server.config.aggregation.support == "shared":
             outcome.support = server.algorithm.public_support(server.theta)
         outcome.coordinates = release.encoding.dimension
-        return self.sum(server.aggregator, release.encoding, lost)
+        return self.sum(server.aggregator, release.encoding, lost, server.algorithm.most_lost(server.theta))
 
-    def sum(self, aggregator: Aggregator, encoding: Encoding, lost: Iterable[int] = ()) -> Outcome:
-        """Run the aggregation; `lost` are gone before it starts."""
+    def sum(
+        self, aggregator: Aggregator, encoding: Encoding, lost: Iterable[int] = (), most_lost: int | None = None
+    ) -> Outcome:
+        """Run the aggregation; `lost` are gone before it starts, and `most_lost` may be by the end."""
         server = self.server
         session = aggregator.server(
             self.round,
@@ -59,6 +61,7 @@ class Gathering:
             KeyStream.from_os(b"graph"),  # the graph is the server's to draw; it cancels in the sum
             server.identities,
             len(os.sched_getaffinity(0)),
+            most_lost,
         )
         for party in lost:
             self.send(session.drop(party))

@@ -246,6 +246,12 @@ class SecAggParty:
             raise self._wrong(phase, "was shown survivors that include a stranger, or not itself")
         if len(survivors) < self.rules.threshold:
             raise self._wrong(phase, f"was shown {len(survivors)} survivors, expected {self.rules.threshold} or more")
+        # In a sparse graph it sees its neighbours only: no more of them may be lost than of all.
+        lost = self.rules.degree + 1 - len(survivors)
+        if lost > self.rules.tolerated:
+            raise self._wrong(
+                phase, f"was shown survivors without {lost} parties, expected {self.rules.tolerated} or fewer"
+            )
 
     # ---- round 4 ----
 

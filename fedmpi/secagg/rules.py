@@ -34,7 +34,7 @@ class Rules:
     dimension: int
     bits: int
     active: bool = False
-    most_lost: int | None = None  # parties that a sparse graph may lose and still hide every input; None: as t allows
+    most_lost: int | None = None  # parties that a round may lose and still open its sum; None: as t allows
 
     def __post_init__(self) -> None:
         holders = self.degree + 1
