@@ -176,7 +176,10 @@ class Ratings:
     factor_mean: float = 0.0
     """mean of q_i before round 1 (and of p_u, under steps); raw ratings without biases want sqrt(3.5 / k)"""
     min_raters: CountOrZero = 0
-    """items with fewer raters are not trained; above 1, round 1 only counts them"""
+    """items with fewer raters are not trained; above 1, the first round only counts them"""
+    rater_margin: CountOrZero = 0
+    """min_raters: parties that a round may lose; items with fewer than min_raters + this raters are not trained, and a
+    round that loses more ends without a sum"""
     validation_fraction: Annotated[float, Range(least=0, most=0.9)] = 0.0
     """share of the training ratings to evaluate on in place of the test ratings, for tuning"""
     tag_components: Count = 20

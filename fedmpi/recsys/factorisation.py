@@ -6,7 +6,7 @@ from fedmpi.algorithm import RowUpdates
 from fedmpi.errors import ConfigError
 from fedmpi.recsys.base import RatingMethod
 from fedmpi.recsys.factors import Parties, Rule, predict
-from fedmpi.recsys.layout import Layout
+from fedmpi.recsys.layout import COUNT, Layout, curvature
 from fedmpi.recsys.private import item_features
 from fedmpi.recsys.steps import Adam, Counted, Sgd
 
@@ -20,6 +20,7 @@ class Factorisation(RatingMethod):
         settings, server = config.ratings, config.server
         if server.denominator != "none":
             raise ConfigError(f"denominator = {server.denominator}: {config.run.method} adds gradients up; take none")
+        self._check_raters(config)
         counted = server.optimizer == "counted" or settings.min_raters > 1
         self.layout = Layout(store.num_items, settings.factors, counted, settings.item_bias)
         self.width = self.layout.width
@@ -40,6 +41,23 @@ class Factorisation(RatingMethod):
             "adam": lambda: Adam(server.server_lr),
             "counted": lambda: Counted(server.server_lr, server.momentum, settings.item_reg),
         }[server.optimizer]()
+
+    @staticmethod
+    def _check_raters(config) -> None:
+        """min_raters is about the raters in every sum that is opened: what could leave fewer there is refused."""
+        least, margin = config.ratings.min_raters, config.ratings.rater_margin
+        if margin and least <= 1:
+            raise ConfigError(f"rater_margin = {margin}: means nothing without min_raters above 1")
+        if least > 1 and config.privacy.sampling < 1:
+            raise ConfigError(
+                f"min_raters = {least}: needs sampling 1, not {config.privacy.sampling:g}: a sampled cohort has fewer raters "
+                "of an item than were counted"
+            )
+        if least > 1 and config.aggregation.aggregation == "hybrid":
+            raise ConfigError(
+                f"min_raters = {least}: not with aggregation hybrid, whose hidden sums have fewer raters of an item than were "
+                "counted; take secure"
+            )
 
     @property
     def dimension(self) -> int:
@@ -94,20 +112,33 @@ class Factorisation(RatingMethod):
         return RowUpdates(parties, counts, items.astype(np.int64), values, figures)
 
     def _hold_back(self, rows: np.ndarray, values: np.ndarray) -> None:
-        """min_raters: the sum over few raters shows them, so they send their count and no gradient. Before the first count,
-        in round 1, nobody sends any."""
-        least = self.config.ratings.min_raters
-        if least > 1:
-            few = self.layout.counts(rows) < least
+        """Raters are counted once. min_raters: the sum over few raters shows them, so they send no gradient, and before
+        raters are counted nobody does."""
+        if self.layout.counted and not self.layout.counting(rows):
+            values[:, COUNT] = 0.0
+        if self.least_raters:
+            few = self.layout.counts(rows) < self.least_raters
             values[few[self.block.train_items], 1:] = 0.0
+
+    @property
+    def least_raters(self) -> int:
+        """An item's raters, as they were counted, below which it is not trained; 0: every item is."""
+        settings = self.config.ratings
+        return settings.min_raters + settings.rater_margin if settings.min_raters > 1 else 0
+
+    def most_lost(self, theta):
+        """min_raters: of c raters at least c - lost are in a sum that lost so many. The sum that counts them holds no
+        gradient and may lose anybody: what it counts is a lower bound."""
+        held = self.least_raters and not self.layout.counting(self.layout.rows(theta))
+        return self.config.ratings.rater_margin if held else None
 
     def step(self, theta, total, rate, support):
         layout, settings = self.layout, self.config.ratings
         rows = layout.rows(theta).astype(np.float64)
         summed = total.reshape(rows.shape)
-        counts = layout.counts(summed) if layout.counted else None
-        census = settings.min_raters > 1 and not layout.counts(rows).any()
-        if not census:
+        counting = layout.counting(rows)
+        counts = layout.counts(summed if counting else rows) if layout.counted else None
+        if not (counting and self.least_raters):
             gradient = summed[:, layout.counted :].copy()
             if self.rule.solver != "steps":  # there the regularisation is in what the parties send
                 q, b = self.pulled_to(rows, counts)
@@ -116,7 +147,7 @@ class Factorisation(RatingMethod):
                     gradient[:, 0] += settings.bias_reg * (layout.bias(rows) - b)
             rows[:, layout.counted :] = self.optimizer.step(rows[:, layout.counted :], gradient, counts)
         if layout.counted:
-            rows[:, 0] = counts
+            rows[:, COUNT] = counts
         return rows.astype(np.float32).reshape(-1)
 
     def pulled_to(self, rows: np.ndarray, counts: np.ndarray | None) -> tuple[np.ndarray | float, np.ndarray | float]:
@@ -129,8 +160,8 @@ class Factorisation(RatingMethod):
         log = (log - log.mean()) / max(log.std(), 1e-9)
         x = np.column_stack((np.ones(len(log)), item_features(self.store), log, np.square(log) - 1))
         settings = self.config.ratings
-        q = _smooth(x[:, 1:], counts / (counts + settings.item_reg), self.layout.q(rows))
-        b = _smooth(x, counts / (counts + settings.bias_reg), self.layout.bias(rows)[:, None])[:, 0]
+        q = _smooth(x[:, 1:], counts / curvature(counts, settings.item_reg), self.layout.q(rows))
+        b = _smooth(x, counts / curvature(counts, settings.bias_reg), self.layout.bias(rows)[:, None])[:, 0]
         return q, b
 
     def predictions(self, theta):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmpi.recsys.buckets import Bucket, buckets, padded
-from fedmpi.recsys.layout import Layout
+from fedmpi.recsys.layout import Layout, curvature
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class _Work:
         self.penalties[0] = self.rule.offset_reg if self.rule.offset else 1.0  # any: without an offset it meets zeros
         self.variance = None
         if self.rule.solver == "posterior":
-            self.variance = self.rule.party_reg / (layout.counts(rows) + self.rule.item_reg)
+            self.variance = self.rule.party_reg / curvature(layout.counts(rows), self.rule.item_reg)
             self.variance[-1] = 0.0
 
     def gather(self, bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from fedmpi.recsys.layout import curvature
+
 
 class Sgd:
     """Q <- Q - gamma * sum, MMF algorithm 2."""
@@ -51,7 +53,7 @@ class Adam(Sgd):
 class Counted(Sgd):
     """A step over the number of raters, with momentum: M <- beta M + sum / (n_i + c); Q <- Q - gamma M.
 
-    n_i is the sum's own count column. An item's curvature grows with its raters, so this is a Newton step with the
+    n_i is what the first sum counted, whoever is in this one. An item's curvature grows with its raters, so this is a Newton step with the
     curvature of an average rater; it converges in tens of rounds where a fixed rate takes hundreds.
     """
 
@@ -61,7 +63,7 @@ class Counted(Sgd):
         self._velocity = np.zeros(0)
 
     def step(self, values, gradient, counts):
-        scaled = gradient / (counts[:, None] + self._prior)
+        scaled = gradient / curvature(counts, self._prior)[:, None]
         self._velocity = scaled if not self._velocity.size else self._momentum * self._velocity + scaled
         return values - self.rate * self._velocity
 
