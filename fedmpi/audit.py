@@ -1,11 +1,12 @@
 """python -m fedmpi.audit RUN: what the messages of a rating run give away, attacked as an observer would.
 
-The run's parties and its first rounds are repeated here from its settings, which is exact in seeded mode, so that the
-attacks have what rank 0 (or whoever sees its sums) had, and so that their success can be scored against the truth. Nothing
-of this happens in a run itself.
+The run's parties and its rounds are repeated here from its settings, which is exact in seeded mode, so that the attacks have
+what rank 0 (or whoever sees its sums) had, and so that their success can be scored against the truth. A late round is repeated
+without one party, for a few parties, as a dropout would have it. Nothing of this happens in a run itself.
 """
 
 import argparse
+import collections
 import sys
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from fedmpi.attacks.differencing import items_from_counts, level_on_grid, missing_gradients, rated_rows
 from fedmpi.attacks.exact_solver import leak_from_errors
 from fedmpi.attacks.gradient_leak import Observation, Undetermined, exactly_recovered, leak, place_on_grid
 from fedmpi.attacks.indicator import bound_in_words, indicator, within_assumption
@@ -23,32 +25,62 @@ from fedmpi.attacks.sums import exposure_by_raters, leak_from_sum
 from fedmpi.config import Config, check, from_dict
 from fedmpi.errors import ConfigError, FedmpiError
 from fedmpi.recsys.factorisation import Factorisation
+from fedmpi.recsys.layout import curvature
 from fedmpi.recsys.masked import Masked
 from fedmpi.report.files import write_json
 from fedmpi.runtime import build
+
+# A later round than this is not repeated: sums are as still as they get.
+LATEST = 60
+
+
+class Replay:
+    """The rounds of a run, one after the other."""
+
+    def __init__(self, method: Factorisation, config: Config):
+        self.method, self.config = method, config
+        self.encode = build.release(build.Plan(config, 0.0), method)
+        self.theta, self.round = method.initial(), 0
+        self.sums = collections.deque(maxlen=3)  # of the last rounds
+
+    @property
+    def rows(self) -> np.ndarray:
+        """What the server sends next."""
+        return self.method.layout.rows(self.theta).astype(np.float64)
+
+    def play(self, missing: int | None = None) -> np.ndarray:
+        """The next round, without the party that is `missing` once its work is done; (ratings, columns) as they are sent."""
+        self.round += 1
+        updates = self.method.row_updates(tuple(range(self.config.run.parties)), self.theta, self.round)
+        steps, _ = self.encode.encode_rows(updates.values)
+        there = np.ones(len(steps), bool) if missing is None else self.method.train_users != missing
+        total = np.zeros((self.method.layout.items, self.method.width))
+        np.add.at(total, updates.rows[there], steps[there])
+        self.sums.append(total / self.encode.encoding.scale)
+        self.theta = self.method.step(self.theta, self.sums[-1].reshape(-1), 1.0, None)
+        return steps / self.encode.encoding.scale
+
+    def state(self) -> tuple:
+        return self.theta, self.round, self.method.parties.z, self.method.server_state(), tuple(self.sums)
+
+    def back_to(self, state: tuple) -> None:
+        self.theta, self.round, self.method.parties.z, server, sums = state
+        self.method.load_server_state(server)
+        self.sums = collections.deque(sums, maxlen=self.sums.maxlen)
 
 
 class Observed:
     """Two consecutive rounds as rank 0 saw them: the rows that it sent, and what came back for every rating."""
 
-    def __init__(self, method: Factorisation, config: Config):
-        release = build.release(build.Plan(config, 0.0), method)
-        everyone = tuple(range(config.run.parties))
-        theta = method.initial()
+    def __init__(self, replay: Replay):
         self.rows, self.sent, self.sums = [], [], []
-        census = config.ratings.min_raters > 1
-        for round in range(1, 3 + census):
-            updates = method.row_updates(everyone, theta, round)
-            steps, _ = release.encode_rows(updates.values)
-            total = np.zeros((method.layout.items, method.width))
-            np.add.at(total, updates.rows, steps)
-            sums = total / release.encoding.scale
-            if not (census and round == 1):
-                self.rows.append(method.layout.rows(theta).astype(np.float64))
-                self.sent.append(steps / release.encoding.scale)
-                self.sums.append(sums)
-            theta = method.step(theta, sums.reshape(-1), 1.0, None)
-        self.step = 1.0 / release.encoding.scale
+        if replay.config.ratings.min_raters > 1:
+            replay.play()  # it only counts
+        for _ in range(2):
+            self.rows.append(replay.rows)
+            self.sent.append(replay.play())
+            self.sums.append(replay.sums[-1])
+        self.step = 1.0 / replay.encode.encoding.scale
 
 
 def load_config(run: Path) -> Config:
@@ -61,8 +93,9 @@ def load_config(run: Path) -> Config:
     return check(from_dict(settings, Config(), str(run / "config.yaml")))
 
 
-def audit(config: Config, parties: int) -> dict:
-    """Every figure, by the name of its table; `parties`: how many the gradient attack is tried on."""
+def audit(config: Config, parties: int, missing: int = 3) -> dict:
+    """Every figure, by the name of its table; `parties`: how many the gradient attack is tried on; `missing`: for how many a
+    late round is repeated without them."""
     method = build.algorithm(config)
     if not isinstance(method, Factorisation):
         raise ConfigError(f"method = {config.run.method}: only factorisation methods send gradients to attack")
@@ -70,9 +103,13 @@ def audit(config: Config, parties: int) -> dict:
     found = {"method": config.run.method, "dataset": config.data.dataset, "parties": config.run.parties}
     if isinstance(method, Masked):
         found["mask"] = mask_figures(method)
-    observed = Observed(method, config)
+    replay = Replay(method, config)
+    observed = Observed(replay)
     found["gradients"] = gradient_figures(method, observed, parties)
     found["sums"] = sum_figures(method, observed)
+    # Nobody is missing in the three rounds before, nor in the one after.
+    if missing and replay.round + 2 <= min(config.run.rounds, LATEST) - 1:
+        found["differencing"] = differencing_figures(method, replay, missing)
     return found
 
 
@@ -108,7 +145,9 @@ def gradient_figures(method: Factorisation, observed: Observed, parties: int) ->
         ratings = block.train_values[own].astype(np.float64)
         number += ratings.size
         try:
-            recovered = attack_party(method, observed, own)
+            recovered = attack_party(
+                method, block.train_items[own], observed.rows, [sent[own] for sent in observed.sent]
+            )
         except Undetermined:
             continue
         true += ratings.size * exactly_recovered(recovered, ratings, tolerance=scale.step / 2)
@@ -118,24 +157,23 @@ def gradient_figures(method: Factorisation, observed: Observed, parties: int) ->
     )
 
 
-def attack_party(method: Factorisation, observed: Observed, own: slice) -> np.ndarray:
-    """What the clear gradients of one party show: its ratings, or its masked ones."""
+def attack_party(
+    method: Factorisation, items: np.ndarray, rows_sent: list[np.ndarray], gradients: list[np.ndarray]
+) -> np.ndarray:
+    """What one party's gradients of these items show, round by round: its ratings, or its masked ones."""
     layout, rule, settings = method.layout, method.rule, method.config.ratings
-    items = method.block.train_items[own]
     first = layout.width - layout.factors
     if layout.biased and rule.solver != "steps":
-        rows, sent = observed.rows[0][items], observed.sent[0][own]
+        rows, sent = rows_sent[0][items], gradients[0]
         w = np.column_stack((np.ones(len(items)), layout.q(rows)))
         penalties = np.full(w.shape[1], rule.party_reg)
         penalties[0] = rule.offset_reg
         if rule.solver == "posterior":
-            penalties[1:] += (rule.party_reg / (layout.counts(rows) + rule.item_reg)).sum()
+            penalties[1:] += (rule.party_reg / curvature(layout.counts(rows), rule.item_reg)).sum()
         return leak_from_errors(w, layout.bias(rows), -sent[:, first - 1], penalties)
     regularisation = settings.item_reg if rule.solver == "steps" else 0.0
     columns = slice(first - layout.biased, None)
-    seen = [
-        Observation(rows[items][:, columns], sent[own][:, columns]) for rows, sent in zip(observed.rows, observed.sent)
-    ]
+    seen = [Observation(rows[items][:, columns], sent[:, columns]) for rows, sent in zip(rows_sent, gradients)]
     grid = None if isinstance(method, Masked) else _grid(method)
     found = leak(seen, regularisation, None if layout.biased else grid, {0: 1.0} if layout.biased else None).ratings
     return place_on_grid(found, grid) if layout.biased and grid is not None else found
@@ -144,7 +182,7 @@ def attack_party(method: Factorisation, observed: Observed, own: slice) -> np.nd
 def sum_figures(method: Factorisation, observed: Observed) -> dict:
     """What secure sums show: rows that one party alone contributed to."""
     counts = method.store.rater_counts
-    trained = counts >= max(1, method.config.ratings.min_raters)
+    trained = counts >= max(1, method.least_raters)
     exposure = [
         {"raters": row.raters, "items": row.items, "ratings": row.ratings}
         for row in exposure_by_raters(np.where(trained, counts, 0))
@@ -163,6 +201,64 @@ def sum_figures(method: Factorisation, observed: Observed) -> dict:
         )
         found["masked_ratings_read" if isinstance(method, Masked) else "ratings_read"] = round(right * read.items.size)
     return found
+
+
+def differencing_figures(method: Factorisation, replay: Replay, missing: int) -> dict:
+    """One party missing in one late round, for a few parties in turn: the share of its items and ratings in the sums of that
+    round and of those beside it."""
+    while replay.round + 2 < min(replay.config.run.rounds, LATEST):
+        replay.play()
+    before, block = replay.state(), method.block
+    most_lost = method.most_lost(replay.theta)
+    opened = most_lost is None or most_lost >= 1
+    chosen = np.unique(np.linspace(0, block.parties - 1, min(missing, block.parties)).astype(int))
+    total = collections.Counter()
+    for party in chosen if opened else ():
+        replay.back_to(before)
+        total.update(_difference(method, replay, int(party)))
+    number = sum(int(np.diff(block.train_offsets)[party]) for party in chosen)
+    found = {"parties": len(chosen), "round": before[1] + 1, "ratings": number, "opened": opened}
+    found["wrong_items"] = total["wrong_items"]
+    shares = ("items_from_counts", "items_recovered", "ratings_recovered", "masked_ratings_recovered")
+    return found | {name: total[name] / number for name in (shares if isinstance(method, Masked) else shares[:-1])}
+
+
+def _difference(method: Factorisation, replay: Replay, party: int) -> dict[str, int]:
+    """How many of the missing party's items and ratings are recovered."""
+    block, layout, config = method.block, method.layout, method.config
+    own = slice(block.train_offsets[party], block.train_offsets[party + 1])
+    rows, quiet = replay.rows, missing_gradients(*replay.sums)[:, layout.counted :]
+    before = replay.sums[-1]
+    replay.play(missing=party)
+    during = replay.sums[-1]
+    replay.play()
+    answer = 0.0
+    if config.server.optimizer == "counted":
+        counts = layout.counts(rows)
+        answer = config.server.server_lr * counts / curvature(counts, config.ratings.item_reg)
+    gradients = missing_gradients(before, during, replay.sums[-1], answer)
+    items = rated_rows(gradients[:, layout.counted :], quiet)
+    try:
+        read = attack_party(method, items, [rows], [gradients[items]])
+        if layout.biased and method.rule.solver != "steps" and not isinstance(method, Masked):
+            read = level_on_grid(read, _grid(method))
+    except Undetermined:
+        read = np.full(len(items), np.nan)
+    ratings = np.full(layout.items, np.nan)
+    ratings[items] = read
+    mine = block.train_items[own]
+    of_counts = items_from_counts(layout.counts(before), layout.counts(during))
+
+    def near(truth: np.ndarray) -> int:
+        return int(np.sum(np.abs(ratings[mine] - truth) < method.store.scale.step / 2))
+
+    return {
+        "items_from_counts": int(np.isin(mine, of_counts).sum()),
+        "items_recovered": int(np.isin(mine, items).sum()),
+        "wrong_items": int((~np.isin(items, mine)).sum()),
+        "ratings_recovered": near(block.train_values[own].astype(np.float64)),
+        "masked_ratings_recovered": near(method.masked[own]),
+    }
 
 
 def _grid(method: Factorisation) -> np.ndarray:
@@ -198,6 +294,33 @@ def show(found: dict, console: Console) -> None:
         if key in sums:
             line += f"; {sums[key]} {what} were read out of the sums"
     console.print(line, highlight=False)
+    if "differencing" in found:
+        _show_differencing(found["differencing"], console)
+    else:
+        console.print(
+            "no late round was repeated without a party: the run is too short, or --missing 0", highlight=False
+        )
+
+
+def _show_differencing(found: dict, console: Console) -> None:
+    table = Table(title=f"secure sums when one party misses round {found['round']}", title_justify="left")
+    table.add_column("recovered by differencing")
+    table.add_column(f"share of {found['ratings']} ratings of {found['parties']} parties", justify="right")
+    for key, what in (
+        ("items_from_counts", "items, from the counts of two rounds"),
+        ("items_recovered", "items, from the sums of the rounds beside"),
+        ("ratings_recovered", "ratings"),
+        ("masked_ratings_recovered", "masked ratings"),
+    ):
+        if key in found:
+            table.add_row(what, f"{100 * found[key]:.1f} %")
+    console.print(table)
+    console.print(
+        f"{found['wrong_items']} items were taken for a missing party's and are not"
+        if found["opened"]
+        else "such a round ends without a sum (min_raters, rater_margin): there is nothing to compare",
+        highlight=False,
+    )
 
 
 def _show_mask(mask: dict, console: Console) -> None:
@@ -235,10 +358,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedmpi.audit", description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="folder of a finished or running rating run")
     parser.add_argument("--parties", type=int, default=200, help="parties whose clear gradients are attacked")
+    parser.add_argument(
+        "--missing", type=int, default=3, help="parties for which a late round is repeated without them; 0: none"
+    )
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args(argv)
     try:
-        found = audit(load_config(options.run), options.parties)
+        found = audit(load_config(options.run), options.parties, options.missing)
         if options.json:
             write_json(options.json, found)
     except FedmpiError as error:
