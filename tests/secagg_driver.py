@@ -36,7 +36,9 @@ def identities(n):
 class Round:
     """One round of the protocol, with hooks where a test wants to lie, lose or look."""
 
-    def __init__(self, n, *, threshold=None, degree=None, bits=20, dimension=8, seed=0, identities=None, round=3):
+    def __init__(
+        self, n, *, threshold=None, degree=None, bits=20, dimension=8, seed=0, identities=None, round=3, most_lost=None
+    ):
         cohort = tuple(range(0, 3 * n, 3))  # parties need not be numbered without gaps
         threshold = threshold or graphs.default_threshold(n)
         self.graph = (
@@ -53,6 +55,7 @@ class Round:
             dimension,
             bits,
             identities is not None,
+            most_lost,
         )
         rng = np.random.default_rng(seed)
         self.inputs = {p: rng.integers(0, 1 << bits, dimension, dtype=np.uint64) for p in cohort}

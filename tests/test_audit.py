@@ -84,7 +84,7 @@ def test_the_command_prints_tables_and_writes_figures(make, run_in_memory, tmp_p
     capsys.readouterr()
     assert audit.main([str(tmp_path / "run"), "--json", str(tmp_path / "figures.json"), "--parties", "5"]) == 0
     said = capsys.readouterr().out
-    for words in ("MMF table 2", "MMF table 3", "MMF 2.2.2", "by chance", "secure sums"):
+    for words in ("MMF table 2", "MMF table 3", "MMF 2.2.2", "by chance", "secure sums", "the run is too short"):
         assert words in said
     assert json.loads((tmp_path / "figures.json").read_text())["gradients"]["parties"] == 5
 

@@ -176,6 +176,7 @@ def test_server_steps():
     first = step.step(values, gradient, counts)
     assert np.allclose(first, -0.5 * gradient / np.array([[5.0], [2.0]]))
     assert np.allclose(step.step(first, gradient, counts), 2.5 * first)
+    assert np.allclose(Counted(0.5, 0.5, prior=0.0).step(values, gradient, counts), [[-0.5 / 3] * 3, [-0.5] * 3])
 
 
 @pytest.mark.parametrize("kind", [Sgd, Adam, lambda rate: Counted(rate, 0.5, 2.0)])
@@ -441,6 +442,88 @@ def test_with_min_raters_items_of_few_are_counted_and_not_trained(make, run_in_m
     assert plain["model_sha256"] == secure["model_sha256"]
 
 
+def released(method, update, missing=None):
+    """The sum of an update's rows, without those of one party."""
+    total = np.zeros((method.layout.items, method.layout.width))
+    there = np.ones(len(update.rows), bool) if missing is None else method.train_users != missing
+    np.add.at(total, update.rows[there], update.values[there])
+    return total.reshape(-1)
+
+
+@pytest.mark.parametrize("flags", ["", "--min-raters 3", "--min-raters 3 --optimizer adam --server-lr 0.05"])
+def test_raters_are_counted_once_and_then_nothing_is_sent_of_them(flags, make):
+    method = hosted(make(flags))
+    everyone, theta, layout = tuple(range(12)), method.initial(), method.layout
+    first = method.row_updates(everyone, theta, 1)
+    assert np.all(first.values[:, 0] == 1)
+    theta = method.step(theta, released(method, first, missing=4), 1.0, None)
+    counted = layout.counts(layout.rows(theta)).copy()
+    assert counted.tolist() == np.bincount(first.rows[method.train_users != 4], minlength=layout.items).tolist()
+    for round, missing in ((2, None), (3, 7)):
+        update = method.row_updates(everyone, theta, round)
+        assert not update.values[:, 0].any() and update.values[:, 1:].any()
+        theta = method.step(theta, released(method, update, missing), 1.0, None)
+        assert np.array_equal(layout.counts(layout.rows(theta)), counted)
+    # A round that gave no sum was no count: the same rows are sent to it again.
+    assert np.all(method.row_updates(everyone, method.initial(), 2).values[:, 0] == 1)
+
+
+def test_an_item_that_nobody_had_rated_when_raters_were_counted_does_no_harm(make):
+    method = hosted(make("--item-reg 0 --item-prior --bias-reg 0"))
+    everyone, theta = tuple(range(12)), method.initial()
+    alone = method.store.rater_counts.min()
+    for round in range(1, 8):
+        total = released(method, method.row_updates(everyone, theta, round))
+        if round == 1:  # as if an item's raters had all been missing
+            method.layout.rows(total)[method.store.rater_counts == alone] = 0
+        theta = method.step(theta, total, 1.0, None)
+        assert np.isfinite(theta).all()
+
+
+# What a run loses, and whether its last round, the third, gives a sum.
+LOSSES = {
+    "--min-raters 4": True,
+    "--min-raters 4 --dropout 1:5:mask,1:6:share": True,  # counts hold no gradient
+    "--min-raters 4 --dropout 3:5:mask": False,
+    "--min-raters 4 --dropout 3:5:advertise": False,
+    "--min-raters 4 --rater-margin 1 --dropout 3:5:mask": True,
+    "--min-raters 4 --rater-margin 1 --dropout 3:5:mask,3:6:share": False,
+    "--min-raters 4 --rater-margin 2 --dropout 3:5:mask,3:6:share": True,
+    "--dropout 3:5:mask,3:6:share": True,
+}
+
+
+@pytest.mark.parametrize("flags", LOSSES)
+def test_a_round_that_loses_more_raters_than_the_margin_leaves_the_model_as_it_was(flags, make, run_in_memory):
+    plain = run_in_memory(make(flags), 3)
+    config = make(f"{flags} --aggregation secure --support dense")
+    secure = run_in_memory(config, 3)
+    assert plain["model_sha256"] == secure["model_sha256"]
+    before = run_in_memory(make(f"{flags} --rounds 2"), 3)
+    assert (plain["model_sha256"] != before["model_sha256"]) == LOSSES[flags]
+    failed = [json.loads(line).get("failed") for line in (config.out / "rounds.jsonl").read_text().splitlines()]
+    assert failed[:2] == [None, None] and (failed[2] is None) == LOSSES[flags]
+    assert LOSSES[flags] or "the sum is not opened" in failed[2]
+    assert plain["dropouts"]["failed_rounds"] == secure["dropouts"]["failed_rounds"] == (not LOSSES[flags])
+
+
+def test_who_is_lost_once_its_input_arrived_is_in_the_sum(make, run_in_memory):
+    flags = "--min-raters 4 --aggregation secure --support dense"
+    lost, whole = (run_in_memory(make(f"{flags} {more}"), 3) for more in ("--dropout 3:5:unmask", ""))
+    assert lost["dropouts"]["planned"] == 1 and lost["model_sha256"] == whole["model_sha256"]
+
+
+def test_items_that_the_margin_could_leave_with_too_few_raters_are_not_trained(make):
+    method = hosted(make("--min-raters 5 --rater-margin 3"))
+    everyone, theta, counts = tuple(range(12)), method.initial(), method.store.rater_counts
+    assert method.most_lost(theta) is None  # the sum that counts may lose anybody
+    theta = method.step(theta, released(method, method.row_updates(everyone, theta, 1)), 1.0, None)
+    assert method.most_lost(theta) == 3
+    second = method.row_updates(everyone, theta, 2)
+    sent = np.abs(second.values).sum(axis=1) > 0
+    assert np.array_equal(sent, counts[second.rows] >= 8) and 0 < sent.sum() < len(sent)
+
+
 def test_a_method_that_shares_nothing_sends_no_update(make, run_in_memory):
     config = make("--method local-lr")
     summary = run_in_memory(config, 3)
@@ -478,6 +561,9 @@ REFUSED_SETTINGS = {
     "--method fed-nn --denominator survivors": "denominator = survivors: fed-nn adds gradients up",
     "--aggregation hybrid --support dense --clear-rule speed<=1 --method fedmmf-lr": "clear_rule = speed<=1: must be",
     "--aggregation hybrid --support dense --clear-rule indicator<=2 --method fedmmf-lr": "clear_rule = indicator<=2: must be",
+    "--min-raters 3 --sampling 0.5": "min_raters = 3: needs sampling 1, not 0.5",
+    "--min-raters 3 --aggregation hybrid --support dense --clear-parties 1": "min_raters = 3: not with aggregation hybrid",
+    "--rater-margin 2": "rater_margin = 2: means nothing without min_raters above 1",
     "--clear-rule indicator<=0.5": "clear_rule = indicator<=0.5: only with aggregation hybrid",
     "--aggregation hybrid --support dense --clear-rule indicator<=0.5": "clear_rule = indicator<=0.5: method fedmf",
 }

@@ -107,6 +107,36 @@ def test_weights_are_computed_once_when_nobody_is_lost(degree):
     assert list(round.server._weight_cache) == [tuple(range(1, round.rules.threshold + 1))]
 
 
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_round_that_loses_more_than_it_may_ends_before_anything_is_opened(phase, active):
+    for lost in range(3):
+        round = Round(8, threshold=5, most_lost=1, identities=identities(8) if active else None)
+        round.run({p: phase for p in round.cohort[:lost]})
+        assert round.server.failed == (lost > 1 and phase != "Unmask")  # whose input arrived is in the sum
+        if round.server.failed:
+            assert "2 of 8 parties are lost, with more than 1 the sum is not opened" in round.server.reason
+            assert not any(isinstance(message, (m.SurvivorList, m.UnmaskRequest)) for message in round.sent)
+        else:
+            round.check_sum()
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_a_party_does_not_open_a_sum_without_more_than_may_be_lost(active):
+    round = Round(8, threshold=5, most_lost=1, identities=identities(8) if active else None)
+    round.server.rules = dataclasses.replace(round.rules, most_lost=None)  # a server that does not keep to it
+    with pytest.raises(ProtocolError, match="without 2 parties, expected 1 or fewer"):
+        round.run({p: "MaskedInput" for p in round.cohort[:2]})
+
+
+def test_in_a_sparse_graph_a_party_sees_what_its_neighbours_lost():
+    round = Round(20, threshold=4, degree=6, most_lost=1)
+    round.server.rules = dataclasses.replace(round.rules, most_lost=None)
+    lost = round.graph.neighbours(round.cohort[0])[:2]
+    with pytest.raises(ProtocolError, match="without 2 parties, expected 1 or fewer"):
+        round.run({p: "MaskedInput" for p in lost})
+
+
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("n", [3, 7])
 def test_dropouts_down_to_the_threshold_and_below(phase, n):
