@@ -148,6 +148,27 @@ class Algorithm(ABC):
             moved[support] += total * rate
         return moved.astype(np.float32)
 
+    # ---- what a finished run leaves, see fedmpi.model ----
+
+    def shared_arrays(self, theta: np.ndarray) -> dict[str, np.ndarray]:
+        """The shared parameters by name: every coordinate of theta in one of them; of a method that shares nothing, none."""
+        return {"theta": theta}
+
+    def model_facts(self) -> dict:
+        """What a reader needs to use them, as JSON. `predicts` names the reader; without it there is none."""
+        return {}
+
+    def model_arrays(self, theta: np.ndarray) -> dict[str, np.ndarray]:
+        """The same as arrays: what everybody may see and nobody trained."""
+        return {}
+
+    def own_parts(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> dict[str, np.ndarray]:
+        """--keep-parties: what each of them predicts with beside theta, stacked, as `evaluate_all` would have it; leaves no
+        trace in their states."""
+        return {}
+
+    # ---- state ----
+
     def server_state(self) -> dict[str, np.ndarray]:
         """What `step` keeps between rounds, for the server's checkpoint."""
         return {}

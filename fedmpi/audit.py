@@ -22,7 +22,7 @@ from fedmpi.attacks.parties import BIN_LABELS
 from fedmpi.attacks.ranking import TOPS, ranking_table
 from fedmpi.attacks.recovery import LEVELS, recovery_table
 from fedmpi.attacks.sums import exposure_by_raters, leak_from_sum
-from fedmpi.config import Config, check, from_dict
+from fedmpi.config import Config
 from fedmpi.errors import ConfigError, FedmpiError
 from fedmpi.recsys.factorisation import Factorisation
 from fedmpi.recsys.layout import curvature
@@ -81,16 +81,6 @@ class Observed:
             self.sent.append(replay.play())
             self.sums.append(replay.sums[-1])
         self.step = 1.0 / replay.encode.encoding.scale
-
-
-def load_config(run: Path) -> Config:
-    import yaml
-
-    try:
-        settings = yaml.safe_load((run / "config.yaml").read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{run}: no run there ({error})".splitlines()[0]) from None
-    return check(from_dict(settings, Config(), str(run / "config.yaml")))
 
 
 def audit(config: Config, parties: int, missing: int = 3) -> dict:
@@ -364,7 +354,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     options = parser.parse_args(argv)
     try:
-        found = audit(load_config(options.run), options.parties, options.missing)
+        found = audit(build.load_config(options.run), options.parties, options.missing)
         if options.json:
             write_json(options.json, found)
     except FedmpiError as error:

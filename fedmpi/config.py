@@ -67,6 +67,8 @@ class Run:
     """continue the run in this folder from its last checkpoint"""
     checkpoint_every: CountOrZero = 10
     """rounds between checkpoints; 0: none"""
+    keep_parties: bool = False
+    """at the end each rank keeps what its parties predict with (heads, running statistics, p_u) in OUT/parties, on its own disk"""
     round_deadline: Positive = 3600.0
     """seconds that one phase of a round may take before the run ends with an error"""
 

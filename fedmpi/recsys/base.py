@@ -1,5 +1,6 @@
 """What every rating method has in common: its data, its scores, its private models."""
 
+import dataclasses
 from abc import abstractmethod
 from functools import cached_property
 
@@ -92,6 +93,21 @@ class RatingMethod(RowAlgorithm):
             [np.bincount(self.train_users, weights, size) for weights in (np.square(errors), np.ones(len(errors)))],
             axis=1,
         )
+
+    # ---- what a finished run leaves ----
+
+    def model_facts(self):
+        return {
+            "predicts": "ratings",
+            "items": self.store.num_items,
+            "scale": list(self.store.scale),
+            "item_feature_names": list(self.store.item_feature_names),
+            "user_feature_names": list(self.store.user_feature_names),
+            "ratings": dataclasses.asdict(self.config.ratings),
+        }
+
+    def model_arrays(self, theta):
+        return {"item_ids": self.store.item_ids}
 
     def rng(self, purpose: str, party: int = 0, round: int = 0) -> np.random.Generator:
         return SeededWords(self.seed, purpose, party, round).generator()

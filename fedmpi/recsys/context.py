@@ -77,6 +77,18 @@ class Context(RatingMethod):
             bucket.put(out, self.centre + self.model.predict(np.tile(theta.astype(np.float64), (len(x), 1)), x))
         return out
 
+    def shared_arrays(self, theta):
+        return self.model.named(theta)
+
+    def model_facts(self):
+        return super().model_facts() | {"shared_model": self.kind}
+
+    def model_arrays(self, theta):
+        return super().model_arrays(theta) | {"item_features": self.item_x[:-1]}
+
+    def own_parts(self, parties, theta, round):
+        return {"user_features": self.user_x[self.local(parties)]}
+
     def states(self, parties):
         return {}
 

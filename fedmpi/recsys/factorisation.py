@@ -166,9 +166,23 @@ class Factorisation(RatingMethod):
 
     def predictions(self, theta):
         rows = self.layout.rows(theta)
-        # The exact factors for the model at hand; as printed, the ones that the last round left.
-        z = self.parties.z if self.rule.solver == "steps" else self.parties.solve(rows, self.masked)
-        return predict(self.layout, rows, z, self.test_users, self.block.test_items) + self.test_mask
+        return predict(self.layout, rows, self._factors(rows), self.test_users, self.block.test_items) + self.test_mask
+
+    def _factors(self, rows: np.ndarray) -> np.ndarray:
+        """The exact factors for the model at hand; as printed, the ones that the last round left."""
+        return self.parties.z if self.rule.solver == "steps" else self.parties.solve(rows, self.masked)
+
+    # ---- what a finished run leaves ----
+
+    def shared_arrays(self, theta):
+        layout, rows = self.layout, self.layout.rows(theta)
+        found = {"item_factors": layout.q(rows)}
+        if layout.biased:
+            found["item_bias"] = layout.bias(rows)
+        return found | {"raters": layout.counts(rows)} if layout.counted else found
+
+    def own_parts(self, parties, theta, round):
+        return {"factors": self._factors(self.layout.rows(theta))[self.local(parties)]}
 
     # ---- state ----
 

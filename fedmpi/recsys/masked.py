@@ -1,5 +1,7 @@
 """FedMMF: matrix factorisation on what each party's private model leaves of its ratings. MMF algorithm 2, (11) and (12)."""
 
+import dataclasses
+
 import numpy as np
 
 from fedmpi.recsys.base import RatingMethod
@@ -28,7 +30,17 @@ class PrivateModels:
             settings.mask_epochs,
             settings.mask_lr,
         )
-        return fit_all(model, self.block, x, rule, self.rng("private model"))
+        found = fit_all(model, self.block, x, rule, self.rng("private model"))
+        return found if self.config.run.keep_parties else dataclasses.replace(found, models=None)
+
+    def model_facts(self):
+        return super().model_facts() | {"private_model": self.kind}
+
+    def model_arrays(self, theta):
+        return super().model_arrays(theta) | {"item_features": item_features(self.store)}
+
+    def own_parts(self, parties, theta, round):
+        return super().own_parts(parties, theta, round) | {"private_model": self.private.models[self.local(parties)]}
 
     def references_all(self, parties, theta):
         alone = self._errors(self.private.test)[self.local(parties)]
@@ -69,6 +81,9 @@ class Alone(PrivateModels, RatingMethod):
 
     def initial(self):
         return np.zeros(1, np.float32)
+
+    def shared_arrays(self, theta):
+        return {}
 
     def host(self, parties):
         super().host(parties)

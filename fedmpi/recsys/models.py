@@ -21,6 +21,10 @@ class Model(ABC):
         """P"""
 
     @abstractmethod
+    def named(self, parameters: np.ndarray) -> dict[str, np.ndarray]:
+        """One model's (P,) parameters by what they are."""
+
+    @abstractmethod
     def start(self, rng: np.random.Generator) -> np.ndarray:
         """(P,) parameters before training, the same for every party."""
 
@@ -39,6 +43,9 @@ class Linear(Model):
     @property
     def size(self):
         return 1 + self.features
+
+    def named(self, parameters):
+        return {"constant": parameters[:1], "weights": parameters[1 : 1 + self.features]}
 
     def start(self, rng):
         return np.zeros(self.size)
@@ -61,6 +68,10 @@ class FactorisationMachine(Linear):
     @property
     def size(self):
         return 1 + self.features + self.features * self.rank
+
+    def named(self, parameters):
+        pairs = parameters[1 + self.features :].reshape(self.features, self.rank)
+        return super().named(parameters) | {"pairs": pairs}
 
     def start(self, rng):
         pairs = 0.1 * rng.standard_normal(self.features * self.rank)
@@ -94,6 +105,10 @@ class Network(Model):
     @property
     def size(self):
         return 1 + self.hidden + self.hidden + self.features * self.hidden
+
+    def named(self, parameters):
+        constant, outer, shift, inner = np.split(parameters, np.cumsum((1, self.hidden, self.hidden)))
+        return {"constant": constant, "outer": outer, "shift": shift, "inner": inner.reshape(-1, self.hidden)}
 
     def start(self, rng):
         inner = rng.standard_normal(self.features * self.hidden) / np.sqrt(self.features)

@@ -41,6 +41,7 @@ class Predictions:
     train: np.ndarray
     test: np.ndarray
     parameters: int  # of one model
+    models: np.ndarray | None = None  # (parties, parameters); None: they were only for these predictions
 
 
 def item_features(store: RatingStore) -> np.ndarray:
@@ -64,7 +65,7 @@ def fit_all(model: Model, block: RatingBlock, x: np.ndarray, fit: Fit, rng: np.r
         found = _fit(model, features, valid, wanted, fit, start)
         parameters[bucket.members] = found
         bucket.put(train, fit.centre + model.predict(found, features))
-    return Predictions(train, _predict_test(model, block, x, parameters, fit.centre), model.size)
+    return Predictions(train, _predict_test(model, block, x, parameters, fit.centre), model.size, parameters)
 
 
 def _predict_test(model: Model, block: RatingBlock, x: np.ndarray, parameters: np.ndarray, centre: float) -> np.ndarray:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedmpi.aggregation.choose import Aggregator
 from fedmpi.algorithm import Algorithm, RowAlgorithm, load_method
-from fedmpi.config import Config, from_dict
+from fedmpi.config import Config, check, from_dict
 from fedmpi.data.rating_store import RATING_SETS, RatingSpec, RatingStore, prepare_ratings
 from fedmpi.data.store import PartitionSpec, Store, prepare
 from fedmpi.errors import ConfigError, WireError
@@ -38,6 +38,17 @@ class Plan:
             return cls(**fields)
         except (ValueError, KeyError, TypeError, ConfigError) as error:
             raise WireError(f"Setup: {error}") from None
+
+
+def load_config(run: Path) -> Config:
+    """The configuration of the run in this folder."""
+    import yaml
+
+    try:
+        settings = yaml.safe_load((run / "config.yaml").read_text())
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{run}: no run there ({error})".splitlines()[0]) from None
+    return check(from_dict(settings, Config(), str(run / "config.yaml")))
 
 
 def data_spec(config: Config) -> PartitionSpec | RatingSpec:

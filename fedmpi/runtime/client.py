@@ -10,7 +10,7 @@ from fedmpi.aggregation.base import PartySession
 from fedmpi.algorithm import Algorithm, LocalUpdate, RowAlgorithm
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, ProtocolError
-from fedmpi.runtime import build, checkpoint, dropout, metrics, rows, schedule
+from fedmpi.runtime import build, checkpoint, dropout, keep, metrics, rows, schedule
 from fedmpi.runtime.memory import proportional_set_size
 from fedmpi.runtime.release import Release
 from fedmpi.runtime.stopwatch import Stopwatch
@@ -83,6 +83,7 @@ class Client:
             self.costs: dict[tuple[int, str, str], float] = defaultdict(float)  # (party, phase, cost) -> CPU seconds
             self.turn = (NOBODY, "")  # whose protocol step is under way
             self.rounds: dict[int, PartyRound] = {}
+            self.final: Evaluate | None = None  # the finished model, under --keep-parties
             if plan.resume_round:
                 checkpoint.restore_parties(self.config, self.algorithm, self.parties, plan.resume_round)
         data = self.algorithm.data_fingerprint
@@ -93,6 +94,9 @@ class Client:
         while True:
             _, message = self.endpoint.poll()
             if isinstance(message, Stop):
+                if self.final is not None:
+                    with self.watch("keep parties"):
+                        keep.save_parties(self.config, self.algorithm, self.parties, self.final)
                 self.send_account()
                 self.endpoint.flush()
                 return 0
@@ -210,6 +214,8 @@ class Client:
     # ---- between rounds ----
 
     def evaluate(self, model: Evaluate) -> None:
+        if self.config.run.keep_parties and model.round == self.config.run.rounds:
+            self.final = model
         if self.config.privacy.metrics == "none":
             return
         if model.round == 0:

@@ -12,10 +12,12 @@ from fedmpi.wire.messages import EvalReport, Evaluate
 
 def ask_everyone(server, round: int, columns: int) -> np.ndarray | None:
     """The sum of every party's figures; None where metrics stay home, or could not be had. Round 0: the references."""
-    kind = server.config.privacy.metrics
+    kind, run = server.config.privacy.metrics, server.config.run
+    everyone = tuple(range(run.parties))
     if kind == "none":
+        if run.keep_parties and round == run.rounds:
+            server.send_model(Evaluate, round, everyone)  # for the parts that they keep; nobody answers
         return None
-    everyone = tuple(range(server.config.run.parties))
     server.send_model(Evaluate, round, everyone)
     with server.watch("evaluation" if round else "references"):
         return (

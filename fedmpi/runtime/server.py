@@ -4,16 +4,13 @@ sample -> send the model -> (local work, on the clients) -> aggregate -> step ->
 """
 
 import collections
-import hashlib
 import time
-
-import numpy as np
 
 from fedmpi.algorithm import Algorithm, RowAlgorithm
 from fedmpi.errors import ProtocolError, TransportError
 from fedmpi.report.record import Record
 from fedmpi.report.savings import hybrid_savings
-from fedmpi.runtime import build, checkpoint, dropout, schedule
+from fedmpi.runtime import build, checkpoint, dropout, keep, schedule
 from fedmpi.runtime.account import PrivacyAccount
 from fedmpi.runtime.evaluate import ask_everyone
 from fedmpi.runtime.gather import Gathering, Outcome
@@ -226,13 +223,14 @@ class Server:
         given, counted = self.given + self.endpoint.bytes_given, self.endpoint.ledger.bytes_given()
         if given != counted:
             raise AssertionError(f"the ledger counts {counted} bytes, the ranks gave {given} to the transport")
+        name = keep.save_model(self.config, self.algorithm, self.theta)
         facts = {
             "task": self.algorithm.task,
             "ranks": self.endpoint.size,
             "scores": self.scores | self.references,
             "coordinates": self.release.encoding.dimension,
             "data_crc32": f"{self.algorithm.data_fingerprint:08x}",
-            "model_sha256": hashlib.sha256(np.ascontiguousarray(self.theta, "<f4").tobytes()).hexdigest(),
+            "model_sha256": name,
             "seconds": self.watch.as_dict(),
             "memory_pss": sum(self.pss.values()) + proportional_set_size(),
             "dropouts": {kind: self.dropouts[kind] for kind in ("planned", "real", "caught", "failed_rounds")},

@@ -1,14 +1,16 @@
 """What every image method has in common, whatever it shares: the network, the parties' data, and the reference lines."""
 
+import dataclasses
 import math
 import os
+from abc import abstractmethod
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedmpi.algorithm import PartyAlgorithm, References
+from fedmpi.algorithm import PartyAlgorithm, References, Score
 from fedmpi.config import Config
 from fedmpi.data.store import Store
 from fedmpi.privacy.words import SeededWords
@@ -38,6 +40,9 @@ class ImageMethod(PartyAlgorithm):
         self._augmentation = Augmentation.of(store, self.net.device) if self.training.augment else None
         self._initial = self.net.to_numpy(self.net.weights).copy()
         self._data: dict[int, PartyData] = {}
+        # --keep-parties: what each party predicted with in the last test, and the shared vector that was tested.
+        self._tested: dict[int, dict[str, np.ndarray]] = {}
+        self._tested_theta = np.zeros(0, np.float32)
 
     @classmethod
     def pick_device(cls, setting: str, threads: int) -> str:
@@ -67,6 +72,67 @@ class ImageMethod(PartyAlgorithm):
     def _flatten(self, extractor: nn.Module, device: torch.device) -> FlatNetwork:
         """The network whose weights are the shared vector; here the extractor alone."""
         return FlatNetwork(extractor, device)
+
+    # ---- the test ----
+
+    @abstractmethod
+    def make_ready(self, party: int, theta: np.ndarray, round: int) -> Head:
+        """Load the network that the party is tested with, running statistics included, and give the head that goes with
+        it; leaves no trace in the party's state."""
+
+    def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
+        head, data = self.make_ready(party, theta, round), self._shard(party)
+        if self.config.run.keep_parties and round == self.config.run.rounds:
+            self._remember(party, head, theta)
+        correct, loss = self._test(head, data)
+        return Score(correct, len(data.test_y), loss)
+
+    def own_parts(self, parties, theta, round):
+        """The last test has made them already, unless metrics stay home: a party's rounds at home are not done twice."""
+        for party in parties:
+            if party not in self._tested or not self._tested_with(theta):
+                self._remember(party, self.make_ready(party, theta, round), theta)
+        each = [self._tested[party] for party in parties]
+        if any("weights" in parts for parts in each):
+            each = [{"weights": self._forward(theta)} | parts for parts in each]
+        return {name: np.stack([parts[name] for parts in each]) for name in each[0]}
+
+    def _remember(self, party: int, head: Head, theta: np.ndarray) -> None:
+        """Weights only where they are the party's own: those of a shared forward pass stand in the model."""
+        if not self._tested_with(theta):
+            self._tested, self._tested_theta = {}, theta
+        own = {"statistics": self.net.statistics, "head_weight": head.weight, "head_bias": head.bias}
+        if not np.array_equal(self.net.to_numpy(self.net.weights), self._forward(theta)):
+            own["weights"] = self.net.weights
+        self._tested[party] = {name: self.net.to_numpy(part).copy() for name, part in own.items()}
+
+    def _tested_with(self, theta: np.ndarray) -> bool:
+        return np.array_equal(self._tested_theta, theta, equal_nan=True)
+
+    def _forward(self, theta: np.ndarray) -> np.ndarray:
+        return self.net.to_numpy(self.forward_weights(self.net.from_numpy(theta)))
+
+    # ---- what a finished run leaves ----
+
+    def shared_arrays(self, theta):
+        return self.net.named(theta)
+
+    def model_facts(self):
+        return {
+            "predicts": "images",
+            "network": self.config.model.network,
+            "norm": self.config.model.norm,
+            "image_shape": list(self.store.image_shape),
+            "classes": self.store.num_classes,
+            "mean": list(self.store.mean),
+            "std": list(self.store.std),
+            "training": dataclasses.asdict(self.training),
+        }
+
+    def model_arrays(self, theta):
+        """The weights of the forward pass, where they are others than the shared ones."""
+        forward = self._forward(theta)
+        return {} if np.array_equal(forward, theta) else {"forward": forward}
 
     # ---- the reference lines ----
 

@@ -37,6 +37,14 @@ class FlatNetwork:
     def load(self, theta: torch.Tensor) -> None:
         self.weights.copy_(theta)
 
+    def named(self, theta: np.ndarray) -> dict[str, np.ndarray]:
+        """The vector by the names that its pieces have in torch; an extractor's are the same with and without a head."""
+        found, at = {}, 0
+        for name, parameter in self.module.named_parameters():
+            found[name.removeprefix("extractor.")] = theta[at : at + parameter.numel()].reshape(parameter.shape)
+            at += parameter.numel()
+        return found
+
     def reset_statistics(self) -> None:
         """Back to the values of a new network: mean 0, variance 1."""
         for layer in self._norm_layers():

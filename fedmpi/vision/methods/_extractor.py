@@ -9,7 +9,7 @@ from abc import abstractmethod
 import numpy as np
 import torch
 
-from fedmpi.algorithm import LocalUpdate, Score
+from fedmpi.algorithm import LocalUpdate
 from fedmpi.vision.base import ImageMethod
 from fedmpi.vision.training import Head, PartyData
 
@@ -36,12 +36,12 @@ class ExtractorMethod(ImageMethod):
         self._statistics[party] = self.net.statistics.clone()
         return LocalUpdate(values, support, {"head_loss": head_loss, **figures})
 
-    def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
-        return self.test_at_home(party, theta, round)
+    def make_ready(self, party: int, theta: np.ndarray, round: int) -> Head:
+        return self.make_ready_at_home(party, theta, round)
 
-    def test_at_home(self, party: int, theta: np.ndarray, round: int, rounds: int = 0, purpose: str = "") -> Score:
-        """Test the extractor that the party has after `rounds` rounds of local work from theta which it keeps to itself, with
-        a head tuned on it; `purpose` names the randomness of that work, whose updates must be dense. Leaves no trace."""
+    def make_ready_at_home(self, party: int, theta: np.ndarray, round: int, rounds: int = 0, purpose: str = "") -> Head:
+        """Load the extractor that the party has after `rounds` rounds of local work from theta which it keeps to itself, and
+        tune a head on it; `purpose` names the randomness of that work, whose updates must be dense. Leaves no trace."""
         data, head = self._party(party)
         head, own = head.copy(), self.net.from_numpy(theta)
         for step in range(1, rounds + 1):
@@ -50,8 +50,7 @@ class ExtractorMethod(ImageMethod):
             update, _, _ = self.train_extractor(data, head, own, rng)
             own += self.net.from_numpy(update)
         self._tune_head(head, data, own, self._rng("evaluate", party, round))
-        correct, loss = self._test(head, data)
-        return Score(correct, len(data.test_y), loss)
+        return head
 
     # ---- state ----
 

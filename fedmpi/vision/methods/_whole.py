@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from fedmpi.algorithm import Score
 from fedmpi.vision.base import ImageMethod
 from fedmpi.vision.flat import FlatClassifier
 from fedmpi.vision.models import Classifier
-from fedmpi.vision.training import PartyData, batches
+from fedmpi.vision.training import Head, PartyData, batches
 
 
 class WholeMethod(ImageMethod):
@@ -44,7 +43,7 @@ class WholeMethod(ImageMethod):
         """The weights that the party predicts with when the shared vector is theta."""
         return theta
 
-    def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
+    def make_ready(self, party: int, theta: np.ndarray, round: int) -> Head:
         data, weights = self._shard(party), self.weights_of(party, self.net.from_numpy(theta))
         self.net.load(weights)
         head = self.net.head()
@@ -52,8 +51,7 @@ class WholeMethod(ImageMethod):
             self._tune_head(head, data, weights, self._rng("evaluate", party, round))
         else:
             self._refresh_statistics(data)
-        correct, loss = self._test(head, data)
-        return Score(correct, len(data.test_y), loss)
+        return head
 
     def train(self, data: PartyData, rng, move: Callable[[torch.Tensor], None]) -> float:
         """Local work from the weights that are loaded; `move` gets the gradient at `net.weights` and changes them.

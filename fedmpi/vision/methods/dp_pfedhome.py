@@ -18,8 +18,8 @@ With very much noise the shared extractor stays where it was drawn, and a party 
 
 import numpy as np
 
-from fedmpi.algorithm import Score
 from fedmpi.vision.methods import centaur
+from fedmpi.vision.training import Head
 
 
 class Method(centaur.Method):
@@ -33,6 +33,6 @@ class Method(centaur.Method):
     def step(self, theta: np.ndarray, total: np.ndarray, rate: float, support: np.ndarray | None) -> np.ndarray:
         return super().step(theta, total, rate * self.damping, support)
 
-    def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
+    def make_ready(self, party: int, theta: np.ndarray, round: int) -> Head:
         rounds = self.training.home_rounds or self.config.run.rounds
-        return self.test_at_home(party, theta, round, rounds if self.damping < 1 else 0, "home")
+        return self.make_ready_at_home(party, theta, round, rounds if self.damping < 1 else 0, "home")

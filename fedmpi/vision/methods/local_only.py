@@ -11,17 +11,17 @@ cheaper and another thing: --local-epochs of joint training.)
 
 import numpy as np
 
-from fedmpi.algorithm import Score
 from fedmpi.vision.methods import centaur
 from fedmpi.vision.methods._unnoised import Unnoised
+from fedmpi.vision.training import Head
 
 
 class Method(Unnoised, centaur.Method):
     shares = False
     reference_scores = ("accuracy_untrained",)
 
-    def evaluate(self, party: int, theta: np.ndarray, round: int) -> Score:
-        return self.test_at_home(party, theta, round, self.config.run.rounds, "train")
+    def make_ready(self, party: int, theta: np.ndarray, round: int) -> Head:
+        return self.make_ready_at_home(party, theta, round, self.config.run.rounds, "train")
 
     def _train_alone(self, party, data, theta) -> int:
         return -1

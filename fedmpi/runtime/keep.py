@@ -1,0 +1,72 @@
+"""What a finished run leaves to be used, see fedmpi.model: the shared model, and each party's part on the rank that hosts it.
+
+OUT/model.npz                          rank 0: the shared parameters by name, the vector that they are, and `meta`
+OUT/parties/parties-00000-00006.npz    a client rank, under --keep-parties; for its owner's eyes
+"""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+from fedmpi import __version__
+from fedmpi.algorithm import Algorithm
+from fedmpi.config import Config
+from fedmpi.errors import DataError
+from fedmpi.report.sealed import vector_sha256, write_sealed
+from fedmpi.wire.messages import Evaluate
+
+FORMAT = 1
+STATE = "state."  # before the names of what a party would need to train on; the others are what it predicts with
+
+
+def save_model(config: Config, algorithm: Algorithm, theta: np.ndarray) -> str:
+    """Write the shared model; returns its name, `model_sha256`. No seed and no path: it can be handed on."""
+    name = vector_sha256(theta)
+    meta = {
+        "format": FORMAT,
+        "fedmpi": __version__,
+        "method": config.run.method,
+        "task": algorithm.task,
+        "shares": algorithm.shares,
+        "dataset": config.data.dataset,
+        "parties": config.run.parties,
+        "rounds": config.run.rounds,
+        "support": config.aggregation.support,
+        "data_crc32": f"{algorithm.data_fingerprint:08x}",
+        "model_sha256": name,
+    }
+    shared, others = algorithm.shared_arrays(theta), algorithm.model_arrays(theta)
+    meta |= {"shared": list(shared), **algorithm.model_facts()}
+    arrays = {"theta": np.ascontiguousarray(theta, "<f4"), **shared, **others}
+    write_sealed(config.out / "model.npz", arrays | {"meta": np.array(json.dumps(meta))})
+    return name
+
+
+def save_parties(config: Config, algorithm: Algorithm, parties: tuple[int, ...], model: Evaluate) -> None:
+    """What these parties predict with under the finished model, and the states they end in, for this user's eyes alone."""
+    folder = config.out / "parties"
+    path = folder / f"parties-{parties[0]:05d}-{parties[-1]:05d}.npz"
+    arrays = {"parties": np.array(parties), "model_sha256": np.array(vector_sha256(model.theta))}
+    arrays |= algorithm.own_parts(parties, model.theta, model.round)
+    arrays |= {STATE + name: values for name, values in algorithm.states(parties).items()}
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chmod(folder, 0o700)  # before anything is in it, whatever the umask is
+        for old in kept_files(config.out, parties[0], parties[-1]):
+            old.unlink(missing_ok=True)  # of an interrupted run with other ranks
+        write_sealed(path, arrays)
+        os.chmod(path, 0o600)
+    except OSError as error:
+        raise DataError(f"{path} cannot be written ({error.strerror or error})") from None
+
+
+def kept_files(run: Path, first: int, last: int) -> list[Path]:
+    """The files that hold a party from `first` to `last`."""
+    found = []
+    for path in sorted((run / "parties").glob("parties-[0-9]*-[0-9]*.npz")):
+        low, high = (int(number) for number in path.stem.split("-")[1:])
+        if low <= last and high >= first:
+            found.append(path)
+    return found
