@@ -47,22 +47,25 @@ def load(path: str | Path) -> "Model":
         if meta["format"] != FORMAT:
             raise DataError(f"{path} has format {meta['format']}, this fedmpi reads {FORMAT}")
         shared = {name: arrays[name] for name in meta["shared"]}
-        sha256 = vector_sha256(arrays["theta"])
+        sha256, named = vector_sha256(arrays["theta"]), meta["model_sha256"]
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path} is not a model ({type(error).__name__}: {error})") from None
-    for said, where in ((meta["model_sha256"], "its meta"), (_summary_sha256(path.parent), "summary.json")):
+    for said, where in ((named, "its meta"), (_summary(path.parent)["model_sha256"], "summary.json")):
         if said not in (None, sha256):
             raise DataError(f"{path} holds another model ({sha256[:12]}...) than {where} names ({said[:12]}...)")
     return Model(path.parent, shared, sha256, meta, arrays)
 
 
-def _summary_sha256(run: Path) -> str | None:
+def _summary(run: Path) -> dict[str, str | None]:
+    """What summary.json says of the model and of the data; nothing where the file alone was handed on."""
+    wanted = ("model_sha256", "data_crc32")
     try:
-        return json.loads((run / "summary.json").read_text())["model_sha256"]
+        found = json.loads((run / "summary.json").read_text())
+        return {name: found[name] for name in wanted}
     except FileNotFoundError:
-        return None  # the file alone was handed on
+        return dict.fromkeys(wanted)
     except (OSError, ValueError, KeyError, TypeError):
-        raise DataError(f"{run / 'summary.json'} cannot be read") from None
+        raise DataError(f"{run / 'summary.json'} is damaged: expected {' and '.join(wanted)}") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,16 +83,14 @@ class Model:
 
     def parties(self) -> list["Party"]:
         """The parties whose parts are at hand, in order."""
-        found = [party for path in kept_files(self.run, 0, self.meta["parties"] - 1) for party in self._kept(path)[0]]
-        return [self.party(number) for number in sorted(found)]
+        files = kept_files(self.run, 0, self.meta["parties"] - 1)
+        found = (self._party(path, number) for path in files for number in self._kept(path)[0])
+        return sorted(found, key=lambda party: party.number)
 
     def party(self, number: int) -> "Party":
         for path in kept_files(self.run, number, number):
-            parties, arrays = self._kept(path)
-            if number in parties:
-                own = {name: values[parties[number]] for name, values in arrays.items()}
-                state = {name.removeprefix(STATE): own.pop(name) for name in list(own) if name.startswith(STATE)}
-                return Party(self, number, own, state)
+            if number in self._kept(path)[0]:
+                return self._party(path, number)
         raise DataError(
             f"{self.run / 'parties'}: nothing of party {number}; a run with --keep-parties leaves it on the rank that hosts it"
         )
@@ -126,13 +127,19 @@ class Model:
     @cached_property
     def _store(self):
         store = build.open_store(build.load_config(self.run))
-        if f"{store.fingerprint:08x}" != self.meta["data_crc32"]:
+        if _summary(self.run)["data_crc32"] not in (None, f"{store.fingerprint:08x}"):
             raise DataError(f"{store.path} is not the data that {self.run} was trained on")
         return store
 
     @cached_property
     def _files(self) -> dict[Path, tuple[dict[int, int], dict[str, np.ndarray]]]:
         return {}
+
+    def _party(self, path: Path, number: int) -> "Party":
+        places, arrays = self._kept(path)
+        own = {name: values[places[number]] for name, values in arrays.items()}
+        state = {name.removeprefix(STATE): own.pop(name) for name in list(own) if name.startswith(STATE)}
+        return Party(self, number, own, state)
 
     def _kept(self, path: Path) -> tuple[dict[int, int], dict[str, np.ndarray]]:
         """A file's parties with their place in it, and its arrays."""

@@ -208,6 +208,7 @@ def test_a_model_that_is_handed_on_names_no_seed_and_no_folder(config_of, run_in
     config = config_of("centaur", "--seed 424242")
     run_in_memory(config, 2)
     text = str(read_sealed(config.out / "model.npz")["meta"])
+    assert json.loads((config.out / "summary.json").read_text())["data_crc32"] not in text
     assert "424242" not in text and str(config.out.parent) not in text and config.data.cache_dir not in text
 
 

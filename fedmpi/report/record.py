@@ -5,6 +5,7 @@ rounds.jsonl     a row a round
 messages.csv     the ledger
 costs.csv        CPU seconds of each party by protocol phase and cost
 privacy.json     the statement about epsilon and how it came about
+model.npz        the shared model, see fedmpi.model; under --keep-parties the ranks leave their parties' parts in parties/
 summary.json     the run in one object
 """
 

@@ -22,7 +22,7 @@ STATE = "state."  # before the names of what a party would need to train on; the
 
 
 def save_model(config: Config, algorithm: Algorithm, theta: np.ndarray) -> str:
-    """Write the shared model; returns its name, `model_sha256`. No seed and no path: it can be handed on."""
+    """Write the shared model; returns its name, `model_sha256`. No seed, no path and no hash of the data: it can be handed on."""
     name = vector_sha256(theta)
     meta = {
         "format": FORMAT,
@@ -34,7 +34,6 @@ def save_model(config: Config, algorithm: Algorithm, theta: np.ndarray) -> str:
         "parties": config.run.parties,
         "rounds": config.run.rounds,
         "support": config.aggregation.support,
-        "data_crc32": f"{algorithm.data_fingerprint:08x}",
         "model_sha256": name,
     }
     shared, others = algorithm.shared_arrays(theta), algorithm.model_arrays(theta)
