@@ -95,6 +95,9 @@ class Data:
     """concentration, for partition dirichlet"""
     test_fraction: Annotated[float, Range(over=0, most=0.9)] = 0.2
     """share of each party's samples kept for testing, where the data set has no test split"""
+    validation_fraction: Annotated[float, Range(least=0, most=0.9)] = 0.0
+    """share of the training samples, or ratings, to evaluate on in place of the test ones, for tuning; under partition drawn
+    of the pool that parties train from"""
     samples_per_party: CountOrZero = 0
     """most training samples of a party; 0: all it has"""
     shrink: Count = 1
@@ -182,8 +185,6 @@ class Ratings:
     rater_margin: CountOrZero = 0
     """min_raters: parties that a round may lose; items with fewer than min_raters + this raters are not trained, and a
     round that loses more ends without a sum"""
-    validation_fraction: Annotated[float, Range(least=0, most=0.9)] = 0.0
-    """share of the training ratings to evaluate on in place of the test ratings, for tuning"""
     tag_components: Count = 20
     """features of ml-10m and lastfm: principal components of the tags"""
     items: Count = 300
@@ -346,6 +347,9 @@ def from_dict(settings: dict, base: Config, source: str) -> Config:
         hints = typing.get_type_hints(LAYERS[layer], include_extras=True)
         for name in values:
             if name not in hints:
+                home = next((other for other, kind in LAYERS.items() if name in kind.__dataclass_fields__), None)
+                if home:
+                    raise ConfigError(f"{source}: {layer}.{name} belongs to another layer, {home}.{name}")
                 raise ConfigError(f"{source}: unknown setting {layer}.{name}, allowed: {', '.join(hints)}")
         layers[layer] = dataclasses.replace(
             getattr(base, layer),

@@ -167,6 +167,7 @@ WRONG_FILES = [
     ("run: {rounds: many}", "run.rounds = 'many': must be of type int"),
     ("run: {rounds: true}", "run.rounds = True: must be of type int"),
     ("run: {round: 3}", "unknown setting run.round, allowed: preset"),
+    ("ratings: {validation_fraction: 0.1}", "ratings.validation_fraction belongs to another layer, data.validation_fraction"),
     ("training: 5", "training must hold named settings"),
     ("misc: {a: 1}", "unknown layer 'misc', allowed: run"),
     ("[1, 2]", "expected settings grouped by layer"),

@@ -235,6 +235,8 @@ def test_thin_out_keeps_the_proportions():
         ({"scheme": "dirichlet", "alpha": 0}, "alpha = 0: must be a finite number above 0"),
         ({"alpha": None}, "alpha = None: must be a number"),
         ({"test_fraction": 1.0}, "test_fraction = 1.0: must lie between 0 and 1"),
+        ({"validation_fraction": 1}, "validation_fraction = 1: must be 0 (none) or lie below 1"),
+        ({"validation_fraction": "x"}, "validation_fraction = 'x': must be a number"),
         ({"shrink": 0}, "shrink = 0: must be 1 (not at all) or more"),
         ({"samples_per_party": -1}, "samples_per_party = -1: must be 0 (all) or at least 2"),
         ({"test_samples_per_party": 1}, "test_samples_per_party = 1: must be 0 (in proportion) or at least 2"),

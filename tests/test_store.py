@@ -433,3 +433,72 @@ def test_more_parties_than_the_samples_would_go_round(tmp_path):
 def test_a_draw_needs_a_number_of_samples():
     with pytest.raises(ConfigError, match="partition = drawn: needs samples_per_party"):
         PartitionSpec(dataset="digits", parties=3, scheme="drawn")
+
+
+# --- validation in place of the test ---------------------------------------------------------------------------------
+
+VALIDATED = [
+    dict(scheme="classes", parties=4, classes_per_party=3),
+    dict(scheme="classes", parties=4, classes_per_party=3, samples_per_party=20),
+    dict(scheme="dirichlet", parties=3, alpha=1.0),
+    dict(scheme="drawn", parties=40, classes_per_party=4, samples_per_party=12),
+]
+
+
+def sides(folder: Path) -> tuple[set[int], set[int]]:
+    """The samples that any party trains on, and those that any is evaluated on."""
+    held = shards(folder)
+    return tuple({int(i) for shard in held for i in ids(getattr(shard, f"{side}_x"))} for side in ("train", "test"))
+
+
+@pytest.mark.parametrize("dataset", ["toy", "toy-one"])
+@pytest.mark.parametrize("settings", VALIDATED, ids=lambda settings: "-".join(map(str, settings.values())))
+def test_with_validation_no_test_sample_is_in_any_file_and_nobody_trains_on_what_anybody_is_evaluated_on(
+    dataset, settings, toy, tmp_path
+):
+    spec = PartitionSpec(dataset=dataset, test_samples_per_party=1000, **settings)  # all the samples that there are
+    _, tested = sides(prepare(spec, tmp_path))
+    tuned = prepare(dataclasses.replace(spec, validation_fraction=0.25), tmp_path)
+    trained, validated = sides(tuned)
+    assert validated and not trained & validated
+    assert not tested & (trained | validated), "a test sample is where settings are chosen"
+    assert not any(set(shard.test_y) - set(shard.classes) for shard in shards(tuned))
+    assert max(trained | validated) < 10_000, "from the training samples alone"
+
+
+def test_the_cap_on_training_samples_holds_beside_validation(toy, tmp_path):
+    """What is held out is held out before the cap, so that settings are chosen with as many samples as they will have."""
+    for settings in VALIDATED[1], VALIDATED[3]:
+        plain, tuned = (
+            shards(prepare(PartitionSpec(dataset="toy", validation_fraction=share, **settings), tmp_path)) for share in (0.0, 0.25)
+        )
+        assert [len(shard.train_y) for shard in plain] == [len(shard.train_y) for shard in tuned]
+
+
+def test_validation_samples_do_not_enter_the_normalisation(toy, tmp_path):
+    for dataset in ("toy", "toy-one"):
+        spec = PartitionSpec(dataset=dataset, parties=2, classes_per_party=5, validation_fraction=0.3)
+        folder = prepare(spec, tmp_path)
+        train = np.concatenate([shard.train_x for shard in shards(folder)]) / 255
+        assert np.allclose(Store.open(folder).mean, train.mean(axis=(0, 2, 3)))
+
+
+def test_no_validation_leaves_the_folders_that_were_prepared_before(tmp_path):
+    """Names and checksums of the version that had no validation samples."""
+    before = {
+        "digits-b63b3bfa18cd": (3164358669, dict(scheme="classes", parties=20, classes_per_party=5)),
+        "digits-38ee480992a1": (
+            2107011566,
+            dict(scheme="drawn", parties=200, classes_per_party=10, samples_per_party=20),
+        ),
+    }
+    for name, (fingerprint, settings) in before.items():
+        folder = prepare(PartitionSpec(dataset="digits", seed=3, validation_fraction=0, **settings), tmp_path)
+        assert folder.name == name and Store.open(folder).fingerprint == fingerprint
+
+
+def test_a_party_without_a_validation_sample_is_named(toy, tmp_path):
+    """A class with one sample of a party has none to spare."""
+    spec = PartitionSpec(dataset="toy-one", parties=30, classes_per_party=5, validation_fraction=0.2)
+    with pytest.raises(DataError, match="party 0 of 30 would have 5 training and 0 validation samples of toy-one: use"):
+        prepare(spec, tmp_path)

@@ -31,6 +31,7 @@ class PartitionSpec:
     classes_per_party: int = 2  # scheme classes
     alpha: float = 0.5  # scheme dirichlet
     test_fraction: float = 0.2  # only for data without an official test split
+    validation_fraction: float = 0.0  # of the training samples, to evaluate on in place of the test samples
     samples_per_party: int = 0  # cap on training samples; 0: all
     shrink: int = 1  # every shrink x shrink pixels become one, their mean
     test_samples_per_party: int = 0  # cap on test samples; 0: all, or in proportion to capped training samples
@@ -42,7 +43,7 @@ class PartitionSpec:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise ConfigError(f"{name} = {value!r}: must be a whole number")
-        for name in ("alpha", "test_fraction"):
+        for name in ("alpha", "test_fraction", "validation_fraction"):
             value = getattr(self, name)
             if not isinstance(value, (int, float)) or isinstance(value, bool):
                 raise ConfigError(f"{name} = {value!r}: must be a number")
@@ -60,6 +61,8 @@ class PartitionSpec:
             raise ConfigError(f"partition = writers: {self.dataset} does not say who wrote what; only for {able}")
         if not 0 < self.test_fraction < 1:
             raise ConfigError(f"test_fraction = {self.test_fraction}: must lie between 0 and 1")
+        if not 0 <= self.validation_fraction < 1:
+            raise ConfigError(f"validation_fraction = {self.validation_fraction}: must be 0 (none) or lie below 1")
         fewest = self.classes_per_party if self.scheme in BY_CLASSES else 1
         if self.scheme == "drawn" and not self.samples_per_party:
             raise ConfigError("partition = drawn: needs samples_per_party, how many each party draws")
@@ -72,6 +75,7 @@ class PartitionSpec:
 
     def canonical(self) -> dict[str, Any]:
         """The settings that have an effect. data_dir is not among them: the same files may lie anywhere."""
+        validation = {"validation_fraction": float(self.validation_fraction)} if self.validation_fraction else {}
         return {
             "dataset": self.dataset,
             "parties": self.parties,
@@ -83,6 +87,7 @@ class PartitionSpec:
             "test_samples_per_party": self.test_samples_per_party,
             "shrink": self.shrink,
             "seed": self.seed,
+            **validation,
         }
 
     def fingerprint(self) -> list[tuple[str, int, int]] | None:
@@ -100,12 +105,13 @@ class PartitionSpec:
 
 @dataclass(frozen=True)
 class Plan:
-    """Indices per party; the test indices point into the training arrays if there is no official test split."""
+    """Indices per party. Where a validation fraction is set, `test` holds validation samples and no test sample is anywhere."""
 
     train: list[np.ndarray]
     test: list[np.ndarray]
     classes: list[list[int]]  # classes of each party's training samples, ascending
-    public: np.ndarray | slice  # training rows that were not held out for any party's test
+    public: np.ndarray  # training rows that were held out for nobody's test or validation, as a mask
+    own_test: bool  # the test indices point into the data set's own test split, not into its training arrays
 
 
 def keyed_rng(seed: int, *purpose: object) -> np.random.Generator:
@@ -116,52 +122,63 @@ def keyed_rng(seed: int, *purpose: object) -> np.random.Generator:
 
 
 def make_plan(spec: PartitionSpec, data: ImageSet) -> Plan:
-    y, test_y = data.train_y, data.test_y
-    public: np.ndarray | slice = slice(None)
+    y, own_test = data.train_y, data.test_y is not None and not spec.validation_fraction
+    public = np.ones(len(y), dtype=bool)
     if spec.scheme == "drawn":
-        train, test, public = _draw(spec, data)
-        test_y = y if test_y is None else test_y
+        train, test = _draw(spec, data, public)
     else:
         train, test = _split(spec, data)
-    if test_y is None:
-        marks = [
-            partition.hold_out(y[part], spec.test_fraction, keyed_rng(spec.seed, "hold-out", party))
-            for party, part in enumerate(train)
-        ]
-        test = [part[mark] for part, mark in zip(train, marks)]
-        train = [part[~mark] for part, mark in zip(train, marks)]
-        test_y = y
-        public = np.ones(len(y), dtype=bool)
-        public[np.concatenate(test)] = False
+        # test samples first: they are the same with and without validation
+        if data.test_y is None:
+            train, test = _held_out(y, train, spec.test_fraction, spec.seed, "hold-out", public)
+        if spec.validation_fraction:
+            train, test = _held_out(y, train, spec.validation_fraction, spec.seed, "validation", public)
+    test_y = data.test_y if own_test else y
     classes = []
     for party in range(spec.parties):
         train[party], test[party] = _capped(spec, party, y, train[party], test_y, test[party])
         if len(train[party]) == 0 or len(test[party]) == 0:
+            evaluated = "validation" if spec.validation_fraction else "test"
             raise DataError(
-                f"party {party} of {spec.parties} would have {len(train[party])} training and {len(test[party])} test "
+                f"party {party} of {spec.parties} would have {len(train[party])} training and {len(test[party])} {evaluated} "
                 f"samples of {spec.dataset}: use fewer parties"
             )
         classes.append([int(c) for c in np.unique(y[train[party]])])
-    return Plan(train, test, classes, public)
+    return Plan(train, test, classes, public, own_test)
 
 
-def _draw(spec: PartitionSpec, data: ImageSet) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray | slice]:
-    """Training and test samples of every party from pools that all share; without a test split one is held out first."""
+def _held_out(
+    y: np.ndarray, parts: list[np.ndarray], fraction: float, seed: int, purpose: str, public: np.ndarray
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """(what stays, what is held out) of every party's samples; what is held out is struck off `public`."""
+    marks = [
+        partition.hold_out(y[part], fraction, keyed_rng(seed, purpose, party)) for party, part in enumerate(parts)
+    ]
+    held = [part[mark] for part, mark in zip(parts, marks)]
+    public[np.concatenate(held)] = False
+    return [part[~mark] for part, mark in zip(parts, marks)], held
+
+
+def _draw(spec: PartitionSpec, data: ImageSet, public: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Training and test samples of every party from pools that all share. What is held out is held out of the pool, before
+    anybody draws: no party is tested, or validated, on what another trains on."""
     assignment = partition.assign_classes(
         spec.parties, spec.classes_per_party, data.num_classes, keyed_rng(spec.seed, "assignment")
     )
+    y = test_y = data.train_y
     if data.test_y is None:
-        held = partition.hold_out(data.train_y, spec.test_fraction, keyed_rng(spec.seed, "hold-out"))
-        labels, pools, public = (data.train_y, data.train_y), (np.flatnonzero(~held), np.flatnonzero(held)), ~held
+        held = partition.hold_out(y, spec.test_fraction, keyed_rng(spec.seed, "hold-out"))
+        pool, test_pool = np.flatnonzero(~held), np.flatnonzero(held)
+        public[test_pool] = False
     else:
-        labels, public = (data.train_y, data.test_y), slice(None)
-        pools = tuple(np.arange(len(y)) for y in labels)
-    counts = (spec.samples_per_party, spec.test_samples_per_party or spec.samples_per_party)
-    train, test = (
-        partition.draw_for_parties(y, pool, assignment, count, keyed_rng(spec.seed, purpose))
-        for y, pool, count, purpose in zip(labels, pools, counts, ("train", "test"))
-    )
-    return train, test, public
+        test_y, pool, test_pool = data.test_y, np.arange(len(y)), np.arange(len(data.test_y))
+    if spec.validation_fraction:
+        held = partition.hold_out(y[pool], spec.validation_fraction, keyed_rng(spec.seed, "validation"))
+        test_y, pool, test_pool = y, pool[~held], pool[held]
+        public[test_pool] = False
+    train = partition.draw_for_parties(y, pool, assignment, spec.samples_per_party, keyed_rng(spec.seed, "train"))
+    count = spec.test_samples_per_party or spec.samples_per_party
+    return train, partition.draw_for_parties(test_y, test_pool, assignment, count, keyed_rng(spec.seed, "test"))
 
 
 def _split(spec: PartitionSpec, data: ImageSet) -> tuple[list[np.ndarray], list[np.ndarray]]:

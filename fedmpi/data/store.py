@@ -3,6 +3,7 @@
 `prepare` writes the folder once; every rank then maps it and touches only the slices of the parties it hosts. A folder
 holds train_x.npy, train_y.npy, test_x.npy, test_y.npy and meta.json. It is written beside its place and renamed into
 it, so it is whole or absent; a preparation that was killed can leave a folder named *.tmp-*, which may be deleted.
+Where a validation fraction is set, the files called test hold validation samples, and no file holds a test sample.
 
 Mean and standard deviation per channel are those of the whole training set (pixels scaled to 0..1), as image models
 usually take them. They are treated as public, like the model's architecture: no party's privacy budget covers them.
@@ -127,13 +128,13 @@ def prepare(spec: PartitionSpec, root: str | os.PathLike[str]) -> Path:
 
 def _write(spec: PartitionSpec, data: ImageSet, plan: Plan, folder: Path) -> None:
     with written_whole(folder) as scratch:
-        mean, std = _channel_statistics(data.train_x[plan.public])
-        own_test = data.test_x is not None
+        # without a copy where nothing was held out
+        mean, std = _channel_statistics(data.train_x if plan.public.all() else data.train_x[plan.public])
         arrays = {
             "train_x": (data.train_x, plan.train),
             "train_y": (data.train_y, plan.train),
-            "test_x": (data.test_x if own_test else data.train_x, plan.test),
-            "test_y": (data.test_y if own_test else data.train_y, plan.test),
+            "test_x": (data.test_x if plan.own_test else data.train_x, plan.test),
+            "test_y": (data.test_y if plan.own_test else data.train_y, plan.test),
         }
         meta = {
             "format": FORMAT,
