@@ -1,6 +1,6 @@
 """The default run: how long, how much memory, how long until its first model message, the same model on every placement.
 
-    python -m benchmarks.demo_run [--json FILE] [--ranks 21 6 2] [--mpirun PATH ...]
+    python -m benchmarks.demo_run [--json FILE] [--preset demo] [--ranks 21 6 2] [--mpirun PATH ...]
 
 Beside each other in one run: 21 bare processes that only `import torch, mpi4py` (the floor of any start), then the job. The
 bar for the start is 1.25 times the floor. Memory is PSS, summed over all ranks once a second, and the largest sum is shown.
@@ -26,7 +26,8 @@ def bare_import(mpirun: Path, ranks: int, cache: str) -> float:
 
 def main() -> None:
     parser = arguments("demo_run", __doc__)
-    parser.add_argument("--ranks", type=int, nargs="+", default=[21, 6, 2], help="placements of the 20 parties")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[21, 6, 2], help="placements of the parties")
+    parser.add_argument("--preset", default="demo", help="demo, the default run, or demo-20")
     parser.add_argument("--mpirun", type=Path, nargs="*", default=[], help="mpirun of further environments")
     options = parser.parse_args()
     launchers = [Path(sys.executable).parent / "mpirun", *(path.absolute() for path in options.mpirun)]
@@ -41,7 +42,7 @@ def main() -> None:
         for mpirun in launchers:
             for ranks in options.ranks:
                 floor = bare_import(mpirun, ranks, cache)
-                row = job(mpirun, ranks, ["--parties", "20"], cache, folder)
+                row = job(mpirun, ranks, ["--preset", options.preset], cache, folder)
                 row["mpi"] = " ".join(row["mpi"].split(",")[0].split())
                 rows.append(row)
                 floors.append({"mpi": row["mpi"], "ranks": ranks, "seconds": floor})

@@ -31,7 +31,7 @@ from fedmpi.privacy.statement import noise_to_signal
 
 DELTA = 1e-5
 COMMON = (
-    f"--preset demo --partition drawn --test-samples-per-party 40 --batch-size 10 --head-epochs 5 --ext-epochs 2 --delta {DELTA} "
+    f"--preset demo-20 --partition drawn --test-samples-per-party 40 --batch-size 10 --head-epochs 5 --ext-epochs 2 --delta {DELTA} "
     "--aggregation plain --local-epochs 0 --eval-every 0 --checkpoint-every 0"
 )
 ROUNDS = {"digits": 10, "cifar10": 30}

@@ -31,9 +31,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for parties in options.parties:
             for graph in options.graph:
-                toy = "--method benchmarks.toy:Method --dataset none --support dense --metrics none --epsilon 8".split()
+                toy = "--preset demo-20 --method benchmarks.toy:Method --dataset none --support dense --metrics none".split()
                 sizes = ["--parties", str(parties), "--rounds", str(options.rounds), "--graph", graph]
-                flags = [*toy, *sizes, "--dropout", options.dropout, "--checkpoint-every", "0"]
+                flags = [*toy, *sizes, "--epsilon", "8", "--dropout", options.dropout, "--checkpoint-every", "0"]
                 run = job(Path(sys.executable).parent / "mpirun", options.ranks, flags, folder, folder)
                 rows.append({"parties": parties, "graph": graph, **run})
                 show(parties, graph, run, options.rounds)

@@ -20,10 +20,10 @@ def cache(tmp_path_factory):
 
 @pytest.fixture
 def make_config(cache, tmp_path):
-    """A Config from flags, small and quick unless they say otherwise."""
+    """A Config from flags, small and quick unless they say otherwise; from preset demo-20, whose parties split the data."""
     from fedmpi.cli import resolve
 
-    small = "--rounds 2 --parties 4 --head-epochs 2 --ext-epochs 1 --local-epochs 0 --samples-per-party 20 --threads 1 --aggregation plain"
+    small = "--preset demo-20 --rounds 2 --parties 4 --head-epochs 2 --ext-epochs 1 --local-epochs 0 --samples-per-party 20 --threads 1 --aggregation plain"
     counter = iter(range(1000))
 
     def make(flags: str = ""):

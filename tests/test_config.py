@@ -136,7 +136,7 @@ WRONG_FLAGS = [
     ("--aggregation secret", "invalid choice 'secret'"),
     ("--bits 99", "bits = 99"),
     ("--threads many", "threads = many: must be auto or a number >= 1"),
-    ("--min-cohort 30", "min_cohort = 30: must be <= parties (20)"),
+    ("--preset demo-20 --min-cohort 30", "min_cohort = 30: must be <= parties (20)"),
     ("--no-such-thing 1", "--no-such-thing: unknown (see fedmpi --help)"),
     ("--epsilonn 1", "--epsilonn: unknown; did you mean --epsilon?"),
     ("--epsilonn=1", "--epsilonn: unknown; did you mean --epsilon?"),

@@ -23,6 +23,9 @@ from fedmpi.privacy.statement import Statement, describe, warnings
 from fedmpi.report.files import append_line, make_folder, write_json, write_text
 from fedmpi.report.terminal import Terminal
 
+#: Clipping is said from this share of cut updates on, and warned of where most are cut and their mean norm is this many times C.
+SOME, MOST, FAR = 0.1, 0.5, 2.0
+
 
 class Record:
     def __init__(self, config: Config, transport: str, terminal: Terminal):
@@ -31,6 +34,7 @@ class Record:
         self.terminal = terminal
         self.transport = transport
         self.startup: float | None = None
+        self.bound: float | None = None  # C, until it is said how much it cuts; None: said, or nothing is cut
 
     def open(self, resume_round: int) -> None:
         """Claim the folder before any work is done, so that a run cannot end without a place for its result."""
@@ -66,6 +70,10 @@ class Record:
             q, parties = config.privacy.sampling, config.run.parties
             line = describe(release.summed, q, parties, encoding.dimension, encoding.clip, config.run.rounds)
             self.terminal.say(line)
+        if release.shortens and not by_coordinate:
+            self.bound = encoding.clip
+            if config.privacy.metrics != "party":
+                self.terminal.say("clipping: norms of updates stay home with these metrics, so how much C cuts is not known here")
         ratio = privacy.noise_to_signal()
         for line in warnings(config.privacy.delta, config.run.parties, ratio, pays_below, measured_with):
             self.terminal.warn(line)
@@ -85,7 +93,22 @@ class Record:
             "epsilon_kind": statement.epsilon_kind,
         }
         append_line(self.out / "rounds.jsonl", json.dumps(row, allow_nan=False))
+        if self.bound is not None and "clipped" in row:
+            self._say_how_much_is_cut(row, self.bound)
+            self.bound = None
         self.terminal.progress(row, self.config.run.rounds)
+
+    def _say_how_much_is_cut(self, row: dict, bound: float) -> None:
+        """Once, after the first round: a run that learns little may have lost its updates to C and not to noise."""
+        share, times = row["clipped"], row["update_norm"] / bound
+        line = (
+            f"clipping: {share:.0%} of the updates of round {row['round']} were longer than C = {bound:g}, their mean norm "
+            f"{times:.2g} times that; what is beyond C is lost"
+        )
+        if share > MOST and times >= FAR:
+            self.terminal.warn(f"{line}: a larger --clip keeps more of it, and noise grows with it")
+        elif share >= SOME:
+            self.terminal.say(line)
 
     def closing(self, facts: dict, privacy, ledger, costs: dict) -> dict:
         """Write everything and show the table; returns the summary."""
