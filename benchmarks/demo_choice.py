@@ -41,6 +41,12 @@ ALONE = "--method local-only --support dense --epsilon inf"
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantiles of Student's t by number of pairs
 
 
+def settings(changed: dict[str, str]) -> str:
+    """The flags of one setting that is tried."""
+    flags = " ".join(f"--{name} {value}" for name, value in (START | changed).items())
+    return f"{flags} --validation-fraction {VALIDATION} --local-epochs 0"
+
+
 class Choice:
     def __init__(self, options):
         self.jobs, self.only_show = KeptJobs(options.keep, options.ranks), options.show
@@ -52,9 +58,8 @@ class Choice:
         return self.jobs.run(name, f"{COMMON} {flags} --seed {seed}".split())
 
     def tried(self, changed: dict[str, str]) -> dict | None:
-        """One setting on validation samples; how many updates were cut tells a bound that is too tight."""
-        flags = " ".join(f"--{name} {value}" for name, value in (START | changed).items())
-        runs = [self.run(f"{flags} --validation-fraction {VALIDATION} --local-epochs 0", seed) for seed in CHOSEN_ON]
+        """One setting on validation samples; norms beside C tell a bound that is too tight."""
+        runs = [self.run(settings(changed), seed) for seed in CHOSEN_ON]
         runs = [run for run in runs if run]
         return runs and {
             "changed": changed,

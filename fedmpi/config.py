@@ -404,7 +404,7 @@ def _check_aggregation(config: Config) -> None:
             raise ConfigError(f"threshold = {settings.threshold}: with sampling < 1 cohorts vary; leave it 0")
     if settings.adversary == "active":
         if settings.graph == "regular":
-            raise ConfigError("graph = regular: not with adversary active, which needs the complete graph")
+            raise ConfigError("graph = regular: not with adversary active, which needs --graph complete")
         if settings.pki is None:
             raise ConfigError("adversary = active: needs --pki FILE; make one with python -m fedmpi.secagg.pki")
         if settings.aggregation == "plain":

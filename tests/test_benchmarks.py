@@ -53,6 +53,18 @@ def test_every_run_of_the_papers_tables_can_be_configured(table, monkeypatch):
         assert any("--support own" in flags for flags in own) and any("--support shared" in flags for flags in own)
 
 
+def test_every_run_behind_the_demos_choice_can_be_configured(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.demo_choice import ALONE, CHOSEN_ON, COMMON, CONFIRMED_ON, TRIED, settings
+
+    for changed in TRIED:
+        config = resolve([*COMMON.split(), *settings(changed).split()])
+        assert config.data.validation_fraction > 0, "settings are not chosen on test samples"
+    for flags in ("", ALONE):
+        assert resolve([*COMMON.split(), *flags.split()]).data.validation_fraction == 0
+    assert not set(CHOSEN_ON) & set(CONFIRMED_ON)
+
+
 def paper_tables(monkeypatch, capsys, *words):
     """(exit code, what it printed)"""
     monkeypatch.syspath_prepend(str(ROOT))

@@ -7,11 +7,13 @@ import sys
 import pytest
 import yaml
 
+from fedmpi.aggregation.choose import Aggregator
 from fedmpi.cli import presets, resolve
 from fedmpi.config import LAYERS, Config, from_dict
 from fedmpi.errors import ConfigError
 from fedmpi.report.record import Record
 from fedmpi.report.terminal import Terminal
+from fedmpi.secagg.encoding import Encoding
 
 
 @pytest.mark.parametrize("name", sorted(presets()))
@@ -33,6 +35,23 @@ def test_the_paper_presets_are_the_papers_settings():
     assert {rounds_parties[f"emnist-s{s}"] for s in (5, 10)} == {(50, 20)}
     assert {rounds_parties[f"cifar100-s{s}"] for s in (3, 5, 10)} == {(100, 100)}
     assert {rounds_parties[f"cifar10-s{s}"] for s in (2, 5, 10)} == {(100, 20)}
+
+
+def test_the_demo_is_where_sharing_can_pay_and_the_papers_parties_are_a_preset_of_their_own():
+    """200 devices under a noise that dp-pfeddsu was measured to bear; `demo-20` is what the default run was before."""
+    config = resolve([])
+    assert (config.run.preset, config.run.parties, config.aggregation.graph) == ("demo", 200, "regular")
+    assert config.privacy.delta < 1 / config.run.parties
+    before = resolve(["--preset", "demo-20"])
+    assert (before.run.parties, before.run.rounds, before.data.partition, before.data.classes_per_party) == (20, 30, "classes", 5)
+    assert (before.privacy.epsilon, before.privacy.clip, before.aggregation.graph) == (8, 0.01, "complete")
+
+
+@pytest.mark.parametrize("parties", [3, 5, 20, 100, 200])
+def test_the_demos_graph_serves_any_number_of_parties(parties):
+    """`--parties 20` is one flag: it must not take a second one to be run."""
+    rules = Aggregator(resolve(["--parties", str(parties)]), b"", 1).rules(1, parties, Encoding(1.0, 4, 8, 1))
+    assert 2 <= rules.degree < parties and rules.threshold > (rules.degree + 1) / 2
 
 
 def test_flags_override_the_file_and_the_file_the_preset(tmp_path):

@@ -1,4 +1,4 @@
-"""What is said of clipping: once, after the first round, and loudly only where it costs the run."""
+"""What a run says on the way: of clipping once, after the first round, and loudly only where it costs the run."""
 
 import json
 
@@ -56,3 +56,12 @@ def test_a_round_that_failed_before_any_report_does_not_count_as_the_first(make_
     assert first > 1, "the case that this is about"
     (line,) = said(capsys)
     assert f"of the updates of round {first} were" in line
+
+
+@pytest.mark.parametrize("flags", ["", "--preset demo-recsys --method fedmf --items 30 --ratings 80 --factors 3"])
+def test_figures_of_validation_data_are_not_taken_for_those_of_a_test(flags, make_config, run_in_memory, capsys):
+    tested = run_in_memory(make_config(flags), 3)
+    assert tested["evaluated_on"] == "test" and "validation data" not in capsys.readouterr().out
+    tuned = run_in_memory(make_config(f"{flags} --validation-fraction 0.3"), 3)
+    assert tuned["evaluated_on"] == "validation" and tuned["data_crc32"] != tested["data_crc32"]
+    assert "every figure below is of validation data" in capsys.readouterr().out

@@ -77,6 +77,11 @@ class Record:
         ratio = privacy.noise_to_signal()
         for line in warnings(config.privacy.delta, config.run.parties, ratio, pays_below, measured_with):
             self.terminal.warn(line)
+        if config.data.validation_fraction:
+            self.terminal.say(
+                f"validation_fraction = {config.data.validation_fraction:g}: every figure below is of validation data, held out of "
+                "the training data; no test data is read"
+            )
         if config.machine.threads != "1":
             self.terminal.warn(f"threads = {config.machine.threads}: the result may depend on placement and cores")
 
@@ -122,6 +127,7 @@ class Record:
             "rounds": config.run.rounds,
             "parties": config.run.parties,
             "ranks": facts.pop("ranks"),
+            "evaluated_on": "validation" if config.data.validation_fraction else "test",
             **facts.pop("scores"),
             "epsilon_outside": statement.epsilon_outside,
             "epsilon_server": statement.epsilon_server,
