@@ -118,9 +118,9 @@ def test_a_file_that_names_a_preset_starts_from_it(tmp_path):
 
 
 def test_a_preset_cannot_change_a_run_that_is_resumed(tmp_path):
-    file, config = run_of("--preset demo --epsilon 2", tmp_path)
-    assert resolve(["--preset", "demo", "--epsilon", "2", "--resume", str(config.out)]).privacy.epsilon == 2
-    with pytest.raises(ConfigError, match="resume: epsilon was 2.0 and cannot become"):
+    file, config = run_of("--preset demo --epsilon 3", tmp_path)
+    assert resolve(["--preset", "demo", "--epsilon", "3", "--resume", str(config.out)]).privacy.epsilon == 3
+    with pytest.raises(ConfigError, match="resume: epsilon was 3.0 and cannot become"):
         resolve(["--preset", "demo", "--resume", str(config.out)])
 
 

@@ -177,7 +177,8 @@ class Client:
         state = self.rounds[party]
         model = state.model
         self.turn = (party, "encode")
-        identity, most_lost = self.identities.get(party), self.algorithm.most_lost(model.theta)
+        identity = self.identities.get(party)
+        most_lost = self.algorithm.most_lost(model.theta) if isinstance(model, Train) else None  # who fills has no theta
         with self.meter("encode"):
             state.session = self.aggregator.party(
                 model.round, party, model.hidden, release.encoding, encoded, support, identity, most_lost
