@@ -229,8 +229,8 @@ class Privacy:
 
     epsilon: Annotated[float, Range(over=0, finite=False)] = 1.0
     """target; inf adds no noise"""
-    delta: Annotated[float, Range(over=0, most=0.5)] = 1e-5
-    """target"""
+    delta: Annotated[float, Range(least=1e-10, most=0.5)] = 1e-5
+    """target; a smaller one would be below what the sampler of the noise and the protocol are exact to"""
     clip: Positive = 0.01
     """C, DSU (12)"""
     sampling: Fraction = 1.0

@@ -65,7 +65,7 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
     try:
         Server(endpoint, *start).run()
     finally:
-        start.record.terminal.close()
+        start.record.close()
     return 0
 
 

@@ -48,6 +48,9 @@ def run_in_memory():
         def rank(endpoint):
             return Server(endpoint, *start).run() if endpoint.rank == 0 else run_client(endpoint)
 
-        return run_ranks(ranks, rank, **options)[0]
+        try:
+            return run_ranks(ranks, rank, **options)[0]
+        finally:
+            start.record.close()
 
     return run

@@ -448,3 +448,32 @@ def test_the_multiplier_of_a_sum():
     assert sum_multiplier(4.0, 0.01, 100) == pytest.approx(1.0 / 0.35, rel=1e-12)
     assert sum_multiplier(0.0, 0.0, 10) == 0.0
     assert sum_multiplier(4.0, math.inf, 10) == 0.0
+
+
+class Told:
+    """A source that says what it was told, then goes on at random."""
+
+    def __init__(self, *words):
+        self.left, self.then = list(words), SeededWords(0, "then", 0, 0)
+
+    def words(self, n):
+        taken, self.left = self.left[:n], self.left[n:]
+        return np.array([*taken, *self.then.words(n - len(taken)).tolist()], dtype=np.uint64)
+
+
+@pytest.mark.parametrize("deviations", [11, 20, 40])
+def test_the_noise_has_no_end(deviations):
+    """A proposal that far out is kept if its coin is small enough, and a coin may be smaller than one word can say. Without that
+    an update more than ten deviations from another could be told from it for certain."""
+    sigma = 2.0**20
+    log_keep = deviations - deviations**2 / 2 - 0.5  # y = deviations * t with t = sigma: exp(V - y^2 / 2 sigma^2 - 1/2)
+    whole, rest = divmod(-log_keep / math.log(2.0), 64)
+    tail = int(math.exp(-(deviations + 0.5)) * 2.0**64)
+    extension = [2**63] if tail < 1 << 24 else []  # a small tail is lengthened too
+    for smaller, kept in ((1.1, False), (0.9, True)):
+        first = int(smaller * 2.0 ** (64 - rest))
+        coin = [0] * int(whole) + [first]
+        place = [0] + [0] * 65  # 66 proposals for one value; U = 0 and positive
+        source = Told(*place, tail, *[2**64 - 1] * 65, coin[0], *[2**64 - 1] * 65, *extension, *coin[1:], 2**63)
+        drawn = discrete_gaussian(sigma, 1, source)
+        assert (drawn[0] == deviations * 2**20) == kept

@@ -39,7 +39,7 @@ def account_of(config, dimension=400):
     privacy = config.privacy
     sigma = calibrate(privacy.epsilon, privacy.delta, privacy.sampling, config.run.rounds)
     encoding = plan(clip=1.0, dimension=dimension, parties=config.run.parties, multiplier=sigma, rounds=config.run.rounds)
-    return PrivacyAccount(config, Release.of(config, encoding, sigma)), sigma
+    return PrivacyAccount(config, Release.of(config, encoding, sigma), lambda hidden, colluding: False), sigma
 
 
 GRID = [(20, 0.08, 3, 60), (20, 0.08, 3, 10), (12, 0.25, 5, 30), (40, 0.05, 3, 100), (100, 0.1, 8, 20), (8, 0.5, 4, 15)]
@@ -55,7 +55,7 @@ def test_the_account_lies_between_the_truth_and_the_target(parties, q, least, ro
         drawn = schedule.cohort(config, round)
         cohort = (*drawn, *schedule.fillers(config, round, drawn, ()))
         assert schedule.enough(least, cohort, ()), "every round runs"
-        account.begin(round, drawn, len(cohort))
+        account.begin(round, drawn, cohort, ())
         account.spend(round, cohort, 400)
     printed = account.statement().epsilon_outside
     below, above = bounds(sigma, q, rounds)

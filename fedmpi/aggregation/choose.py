@@ -46,7 +46,14 @@ class Aggregator:
                 "are needed, or all in the clear (--aggregation plain)"
             )
         if hidden and self.config.privacy.sampling >= 1:
-            self.rules(1, hidden, Encoding(1.0, 4, 8, 1))
+            rules, colluding = self.rules(1, hidden, Encoding(1.0, 4, 8, 1)), self.config.aggregation.colluding
+            if self.opens(hidden, colluding):
+                most = rules.threshold - 1
+                if self.config.aggregation.graph == "regular":
+                    most = f"--corrupt ({self.config.aggregation.corrupt:g}) of {hidden}"
+                raise ConfigError(
+                    f"colluding = {colluding}: so many open any single update with rank 0; must be at most {most}"
+                )
 
     def rules(self, round: int, cohort: int, encoding: Encoding, most_lost: int | None = None) -> Rules:
         """The protocol's rules for a cohort of this size, the same for the server and for every party. `most_lost`: what the
@@ -66,6 +73,13 @@ class Aggregator:
         return Rules(
             self.session, round, cohort, threshold, degree, encoding.dimension, encoding.bits, active, most_lost
         )
+
+    def opens(self, hidden: int, colluding: int) -> bool:
+        """Whether so many of `hidden` parties, with rank 0, open whatever input they like: they hold a threshold of the shares of
+        both its secrets, or are more than the sparse graph was drawn for."""
+        if self.config.aggregation.graph == "regular":
+            return colluding > self.config.aggregation.corrupt * hidden
+        return colluding >= self.rules(1, hidden, Encoding(1.0, 4, 8, 1)).threshold
 
     def fewest(self, hidden: int) -> int:
         """Of so many who go through the protocol, how many must be left for it to give a sum."""

@@ -338,6 +338,10 @@ class ServerView:
         self._rho[party] += _rho(multiplier / factor)
         self._joined[party] += 1
 
+    def covers(self, other: ServerView) -> bool:
+        """Whether every party joined at least as many rounds here as there."""
+        return self._joined.shape == other._joined.shape and bool(np.all(self._joined >= other._joined))
+
     def worst(self) -> tuple[int, int]:
         """The party with the largest epsilon (the first of equals), and how many rounds it joined."""
         party = int(np.argmax(self._rho)) if self._rho.size else 0

@@ -28,8 +28,12 @@ _ROUNDING_BETA = math.exp(-0.5)
 # Up to here the squared norm of a rounded vector fits an int64 and is compared exactly.
 _LARGEST_NORM = 2.0**31
 
-# Up to here every value that the sampler can propose (46 proposal scales) is an integer that float64 holds exactly.
+# Up to here every value that the sampler proposes (of 88 proposal scales, 60 deviations, at least) is an integer that
+# float64 holds exactly.
 _LARGEST_SIGMA = 2.0**46
+
+# A word below this is lengthened by further ones: it has fewer than 24 of its 64 bits left, in one draw of 2**40.
+_SMALL = np.uint64(1 << 24)
 
 
 def l2_norm(x: np.ndarray) -> float:
@@ -133,11 +137,13 @@ def discrete_gaussian(sigma: float, n: int, source: WordSource) -> np.ndarray:
     to sigma, which makes U an exact bit field, and costs at most a seventh of the acceptance rate. The two coins are
     tossed as one, because the product of their probabilities is exp(V - y**2/(2 sigma**2) - sigma**2/(2 t**2)).
 
-    Limits, none of which rational arithmetic would have: probabilities are computed in double precision and compared
-    with 64-bit words, so the probability of a value is off by a relative error of some 2**-49 (more only where the
-    value is absurdly rare), and sizes of 46 t and more, of probability below exp(-500), never occur. Over a million
-    coordinates that moves a round's epsilon by a few 1e-9. The running time depends on the values drawn; it is not a
-    constant-time sampler.
+    A word has 64 bits, and a coin that lands below 2**-65 would need more: without them no value beyond 10.5 sigma would
+    ever be drawn, and whoever sees one party's own update would know it from another that is further away than that. So a
+    word that comes out small is lengthened by further ones, as far as it takes.
+
+    Limits that rational arithmetic would not have: probabilities are computed in double precision, so the probability of a
+    value is off by a relative error of some 2**-49. Over a million coordinates that moves a round's epsilon by a few 1e-9.
+    The running time depends on the values drawn; it is not a constant-time sampler.
     """
     if not (0.0 <= sigma <= _LARGEST_SIGMA):
         raise ConfigError(f"noise of standard deviation {sigma} in integer units: must be between 0 and 2**46")
@@ -157,6 +163,8 @@ def discrete_gaussian(sigma: float, n: int, source: WordSource) -> np.ndarray:
         words = source.words(3 * m)
         place, tail, coin = words[:m], words[m : 2 * m], words[2 * m :]
         v = np.floor(-np.log(fraction(tail)))
+        for at in np.flatnonzero(tail < _SMALL):
+            v[at] = math.floor(-_log_uniform(int(tail[at]), source))
         y = v * scale
         y += (place & field).view(np.int64).astype(np.float64)
         log_keep = y * y
@@ -164,13 +172,24 @@ def discrete_gaussian(sigma: float, n: int, source: WordSource) -> np.ndarray:
         log_keep += v
         log_keep -= shift
         # Rounding can leave a certain acceptance at exp(1e-16) instead of 1: always kept, as it should be.
-        kept = np.flatnonzero(fraction(coin) < np.exp(log_keep))
+        heads = fraction(coin) < np.exp(log_keep)
+        for at in np.flatnonzero(coin < _SMALL):
+            heads[at] = _log_uniform(int(coin[at]), source) < log_keep[at]
+        kept = np.flatnonzero(heads)
         size, sign = y.take(kept).astype(np.int64), place.take(kept).view(np.int64) >> 63  # sign: 0 or -1
         # Zero has one sign only; counted twice it would be twice as likely.
         values = ((size ^ sign) - sign)[(size != 0) | (sign == 0)][: n - filled]
         out[filled : filled + values.size] = values
         filled += values.size
     return out
+
+
+def _log_uniform(word: int, source: WordSource) -> float:
+    """log of a uniform number that begins with this word of 64 bits, to all the digits that a double has."""
+    bits = 64
+    while word == 0:
+        word, bits = int(source.words(1)[0]), bits + 64
+    return math.log(word + float(fraction(source.words(1))[0])) - bits * math.log(2.0)
 
 
 def sum_divergence(sigma_int_per_party: float, parties: int) -> float:

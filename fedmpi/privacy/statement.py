@@ -45,6 +45,9 @@ _SHOWN = {
     "securesum": "epsilon_server does not hold: sums of the parties' test figures reached rank 0 without noise; --metrics none "
     "keeps them home",
 }
+_NOT_AMPLIFIED = (
+    "epsilon_outside is without amplification by sampling: parties were lost, and what is left of the noise tells who was drawn"
+)
 _RECOMPUTABLE = "the noise can be recomputed from the run's seed, so it protects nobody"
 _WOULD_HOLD = "the figure is what the same run with --entropy os would hold"
 
@@ -94,12 +97,16 @@ def state(
     integer_noise: bool = True,
     denominator: str = "fixed",
     adversary: str = "passive",
+    sampled: bool = False,
+    lost: bool = False,
+    sparse: bool = False,
 ) -> Statement:
     """The statement of a run.
 
     The four numbers are what the accountants say: of the rounds as they were, of the worst party's ledger towards the
     server and towards another party, and of the configured sigma and q over the rounds that were run. `integer_noise` says
-    that rounding and noise were the integer mechanism, with its sensitivity and sum divergence accounted for.
+    that rounding and noise were the integer mechanism, with its sensitivity and sum divergence accounted for. `lost`: in some
+    round somebody of the cohort was missing, and `epsilon_outside` is that of a run in which everybody is always drawn.
     """
     _check("support", support, SUPPORTS)
     _check("aggregation", aggregation, AGGREGATIONS)
@@ -144,6 +151,8 @@ def state(
         if denominator == "survivors" and (outside is not None or party is not None):
             reasons.append(_SURVIVORS)
             outside = party = None
+        if sampled and lost and outside is not None:
+            reasons.append(_NOT_AMPLIFIED)
         nothing = outside is None and server is None and party is None
         kind = "none" if nothing else "holds" if entropy == "os" else "simulated"
     if nominal is None:
@@ -161,7 +170,7 @@ def state(
         reason="; ".join(reasons),
         private=kind == "holds" and None not in (outside, server, party),
         delta=delta,
-        trust=_trust(aggregation, parties, colluding, adversary),
+        trust=_trust(aggregation, parties, colluding, adversary, sampled, sparse),
         released=released,
     )
 
@@ -187,7 +196,15 @@ _ACTIVE = (
 )
 
 
-def _trust(aggregation: str, parties: int, colluding: int, adversary: str) -> list[str]:
+_SAMPLED = (
+    "sampling: whether a party answers must not depend on who else was drawn; that a run lost nobody would otherwise say who was"
+)
+_SPARSE = "graph regular: towards rank 0 and its colluders, except with probability 2^-40 a round, which delta does not count"
+
+
+def _trust(
+    aggregation: str, parties: int, colluding: int, adversary: str, sampled: bool, sparse: bool
+) -> list[str]:
     server = {
         "plain": _LOCAL,
         "secure": _SUMMED,
@@ -195,8 +212,8 @@ def _trust(aggregation: str, parties: int, colluding: int, adversary: str) -> li
     }[aggregation]
     lines = [
         "epsilon_outside: against whoever sees the released models and nothing else; "
-        f"all updates of one of {parties} parties are there or are zero, which without dropouts is the party being added or "
-        "removed, and in a round with dropouts leaves the cohort and the noise of its survivors as they were; "
+        f"all updates of one of {parties} parties are there or are zero, while the number of parties, which is public, the cohorts "
+        "and the noise of their survivors stay as they were; "
         "rank 0 is honest: it draws the cohorts in secret, sums as stated and releases nothing else",
         f"epsilon_server: {server}; no amplification by sampling, because rank 0 knows the cohorts; "
         "composed over the rounds that the worst party really joined",
@@ -207,18 +224,21 @@ def _trust(aggregation: str, parties: int, colluding: int, adversary: str) -> li
         "every party clips, rounds and adds its share of the noise as the protocol says: "
         "a share that is left out cannot be seen",
     ]
-    return [*lines, _ACTIVE] if adversary == "active" else lines
+    more = ((adversary == "active", _ACTIVE), (sampled, _SAMPLED), (sparse and aggregation != "plain", _SPARSE))
+    return [*lines, *(line for said, line in more if said)]
 
 
 def _released(support: str, aggregation: str, metrics: str) -> list[str]:
     lines = [
         "to rank 0: which parties were in each cohort, which of them dropped out, and when their messages came",
-        "to rank 0: the memory and the CPU seconds of each rank by phase, and a checksum of the prepared data",
+        "to rank 0: the memory and the CPU seconds of each rank by phase",
+        "to every rank: the number of parties, and of images the channel means and deviations over all training samples",
     ]
     if metrics == "party":
         lines.append(
             "each party's evaluation metrics, and of every round its training losses, the norm of its update before clipping and "
-            "whether it was clipped, sent to rank 0 as they are; at the end its CPU seconds by phase of the protocol"
+            "whether it was clipped, sent to rank 0 as they are; at the end its CPU seconds by phase of the protocol; a checksum "
+            "of the prepared data"
         )
     elif metrics == "securesum":
         lines.append("the sums of the parties' evaluation metrics, without noise")

@@ -9,7 +9,9 @@ model.npz        the shared model, see fedmpi.model; under --keep-parties the ra
 summary.json     the run in one object
 """
 
+import fcntl
 import json
+import os
 import time
 from pathlib import Path
 
@@ -34,13 +36,15 @@ class Record:
         self.terminal = terminal
         self.transport = transport
         self.startup: float | None = None
+        self._claim: int | None = None  # the folder, locked
         self.bound: float | None = None  # C, until it is said how much it cuts; None: said, or nothing is cut
 
     def open(self, resume_round: int) -> None:
         """Claim the folder before any work is done, so that a run cannot end without a place for its result."""
         try:
             make_folder(self.out)
-            if resume_round:
+            self._claim = claim_folder(self.out)
+            if self.config.run.resume:
                 self._cut_rows(resume_round)
             else:
                 if (self.out / "config.yaml").exists():
@@ -53,6 +57,13 @@ class Record:
                 write_text(self.out / "rounds.jsonl", "")
         except OSError as error:
             raise ConfigError(f"out = {self.out}: cannot be written ({error.strerror or error})") from None
+
+    def close(self) -> None:
+        """Let go of the terminal and of the folder; a process that ends does the latter by itself."""
+        self.terminal.close()
+        if self._claim is not None:
+            os.close(self._claim)
+            self._claim = None
 
     def opening(self, release, privacy, pays_below: float, measured_with: str, by_coordinate: bool) -> None:
         """What is said before the first round. `by_coordinate`: the bound is that of each value, not of an update's norm."""
@@ -163,7 +174,7 @@ class Record:
                 row = json.loads(line)
                 later = row["round"] > resume_round
             except (ValueError, KeyError, TypeError):
-                if kept and kept[-1]["round"] >= resume_round:
+                if (kept[-1]["round"] if kept else 0) >= resume_round:
                     continue  # the line that the interruption cut short
                 raise DataError(f"{path} line {number}: not a round's row") from None
             if not later:
@@ -174,6 +185,28 @@ class Record:
 def _bytes(ledger, direction: str) -> dict:
     totals = ledger.summary(direction)
     return {view: {part: totals[f"{view}_{part}"] for part in ("payload", "framing")} for view in ("wire", "logical")}
+
+
+def claim_folder(path: Path) -> int:
+    """The folder, locked as long as what is returned stays open: two jobs at work in it would each forget what the other
+    released. A file system that knows no locks is taken at its word."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(folder)
+        raise ConfigError(f"out = {path}: another job is at work in it; wait for it, or choose another folder") from None
+    except OSError:
+        pass
+    return folder
+
+
+def interrupted(wanted: Path) -> Path | None:
+    """The first of `wanted` and its successors that released something under secret noise and did not end."""
+    for path in (wanted, *sorted(wanted.parent.glob(f"{wanted.name}-[0-9]*"))):
+        if (path / "checkpoint" / "account.json").exists() and not (path / "summary.json").exists():
+            return path
+    return None
 
 
 def free_folder(wanted: Path) -> Path:

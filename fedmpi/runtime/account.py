@@ -1,7 +1,7 @@
 """The privacy account of a run: what each round really released, towards outside and towards the server."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,14 +22,23 @@ class Asked:
 
     share: float  # one party's noise over the bound of an update
     drawn: frozenset[int]  # whose updates are in the round; who only fills it up gives nothing away
+    cohort: int
+    exposed: bool  # whether so many collude that they open any single input with rank 0
 
 
 class PrivacyAccount:
-    def __init__(self, config: Config, release: Release):
+    """What was released, composed. `opens(hidden, colluding)`: whether so many of a cohort's hidden parties open any input of the protocol among them."""
+
+    def __init__(self, config: Config, release: Release, opens: Callable[[int, int], bool]):
         self._config = config
+        self._opens = opens
         self._release = release
         kind = config.privacy.accountant
         self.outside = Accountant(kind)
+        # The same as if everybody had been drawn, which is what holds once a round has lost somebody: who is missing shows in
+        # how much noise is left, and in whether there is a sum at all, and with it who was drawn.
+        self.unsampled = Accountant(kind)
+        self.lost = False
         self.nominal = Accountant(kind)
         self.server = ServerView(config.run.parties, kind=kind)
         self.party = ServerView(config.run.parties, kind=kind)  # what another party learns of each
@@ -39,10 +48,15 @@ class PrivacyAccount:
     def noisy(self) -> bool:
         return self._release.multiplier > 0
 
-    def begin(self, round: int, drawn: Collection[int], cohort: int) -> None:
-        """These are asked for their updates; everybody in the cohort adds the noise of one of that many."""
-        share = self._release.share(cohort) / self._release.encoding.sensitivity
-        self._asked[round] = Asked(share, frozenset(drawn))
+    def begin(self, round: int, drawn: Collection[int], cohort: Collection[int], clear: Collection[int]) -> None:
+        """These are asked for their updates; everybody in the cohort adds the noise of one of that many. `clear`: whose updates
+        rank 0 will see."""
+        share = self._release.share(len(cohort)) / self._release.encoding.sensitivity
+        hidden = [party for party in cohort if party not in clear]
+        exposed = bool(hidden) and self._opens(len(hidden), self._config.aggregation.colluding)
+        self._asked[round] = Asked(share, frozenset(drawn), len(cohort), exposed)
+        if exposed:
+            self.saw(round, hidden)
 
     def saw(self, round: int, parties: Collection[int]) -> None:
         """Rank 0 received these parties' own updates, each under its own noise, in time or late, whatever became of the round."""
@@ -55,12 +69,18 @@ class PrivacyAccount:
         hidden = [party for party in survivors if party not in clear]
         self._summed(round, hidden, len(hidden), coordinates)
 
+    def failed(self) -> None:
+        """A round had no sum: that it had none says something of who was drawn."""
+        self.lost = True
+
     def spend(self, round: int, survivors: Collection[int], coordinates: int) -> None:
         """The model took a step with the sum of these, and everybody will see it: its noise is what they contributed."""
         if not self.noisy:
             return
         number = len(survivors)
+        self.lost |= number < self._asked[round].cohort
         self.outside.spend(self._of_sum(round, number, coordinates), self._config.privacy.sampling)
+        self.unsampled.spend(self._of_sum(round, number, coordinates), 1.0)
         self.nominal.spend(self._release.multiplier, self._config.privacy.sampling)
         # Whoever looks knows its own share. A sum of one party's update has no share of another in it.
         others = self._of_sum(round, max(1, number - 1), coordinates)
@@ -69,13 +89,14 @@ class PrivacyAccount:
     def cut_short(self, round: int, drawn: Collection[int], cohort: Collection[int], fewest: int, clear: Collection[int]) -> None:
         """Count a round that an interruption ended: nobody outside saw its sum, rank 0 may have seen all of it, with no more
         noise than that of the `fewest` that the protocol lets through."""
-        self.begin(round, drawn, len(cohort))
+        self.failed()
+        self.begin(round, drawn, cohort, clear)
         self.saw(round, [party for party in cohort if party in clear])
         hidden = [party for party in cohort if party not in clear]
         self._summed(round, hidden, fewest, self._release.encoding.dimension)
 
     def _summed(self, round: int, hidden: list[int], noises: int, coordinates: int) -> None:
-        if hidden and self.noisy:
+        if hidden and self.noisy and not self._asked[round].exposed:
             noises -= self._config.aggregation.colluding
             self._join(self.server, round, hidden, self._of_sum(round, noises, coordinates), 1.0)
 
@@ -99,7 +120,7 @@ class PrivacyAccount:
             entropy=config.privacy.entropy,
             accountant=config.privacy.accountant,
             sigma=self._release.multiplier,
-            epsilon_outside=self.outside.epsilon(delta, quick=quick),
+            epsilon_outside=(self.unsampled if self.lost else self.outside).epsilon(delta, quick=quick),
             epsilon_server=self.server.epsilon(delta),
             epsilon_party=self.party.epsilon(delta),
             epsilon_nominal=self.nominal.epsilon(delta, quick=quick),
@@ -109,6 +130,9 @@ class PrivacyAccount:
             colluding=config.aggregation.colluding,
             denominator="survivors" if config.server.denominator == "survivors" else "fixed",
             adversary=config.aggregation.adversary,
+            sampled=config.privacy.sampling < 1,
+            lost=self.lost,
+            sparse=config.aggregation.graph == "regular",
         )
 
     def noise_to_signal(self) -> float:
@@ -139,6 +163,8 @@ class PrivacyAccount:
     def checkpoint(self) -> dict:
         return {
             "outside": self.outside.state(),
+            "unsampled": self.unsampled.state(),
+            "lost": self.lost,
             "nominal": self.nominal.state(),
             "server": self.server.state(),
             "party": self.party.state(),
@@ -146,6 +172,13 @@ class PrivacyAccount:
 
     def restore(self, saved: dict) -> None:
         self.outside = Accountant.from_state(saved["outside"])
+        self.unsampled = Accountant.from_state(saved["unsampled"])
+        self.lost = bool(saved["lost"])
         self.nominal = Accountant.from_state(saved["nominal"])
         self.server = ServerView.from_state(saved["server"])
         self.party = ServerView.from_state(saved["party"])
+
+    def older_than(self, saved: dict) -> bool:
+        """Whether this account knows less than another one of the same run."""
+        rounds = Accountant.from_state(saved["outside"]).rounds
+        return self.outside.rounds < rounds or not self.server.covers(ServerView.from_state(saved["server"]))

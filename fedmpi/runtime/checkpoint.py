@@ -36,11 +36,13 @@ def folder(config: Config, round: int) -> Path:
 
 
 def latest_round(out: Path) -> int:
-    """The round to resume after; ConfigError if the folder has no complete checkpoint."""
+    """The round to resume after; 0 where rounds were accounted for and none was checkpointed; ConfigError if there is neither."""
     path = out / "checkpoint" / "latest"
     try:
         return int(path.read_text())
     except OSError:
+        if (out / "checkpoint" / "account.json").exists():
+            return 0
         raise ConfigError(f"resume = {out}: no checkpoint there ({path} is missing)") from None
     except ValueError:
         raise DataError(f"{path} is damaged: expected a round number") from None

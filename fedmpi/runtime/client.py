@@ -86,7 +86,8 @@ class Client:
             self.final: Evaluate | None = None  # the finished model, under --keep-parties
             if plan.resume_round:
                 checkpoint.restore_parties(self.config, self.algorithm, self.parties, plan.resume_round)
-        data = self.algorithm.data_fingerprint
+        # A checksum is a figure too, and stays home with the others.
+        data = self.algorithm.data_fingerprint if self.config.privacy.metrics == "party" else 0
         endpoint.send(SERVER, Ready(0, NOBODY, self.algorithm.dimension, data, chosen, self.parties))
 
     def serve(self) -> int:
@@ -116,6 +117,7 @@ class Client:
         for party in model.parties:
             with self.watch("local work"):
                 update = self.algorithm.local_work(party, model.theta, model.round)
+            self._check_update(party, update)
             self.rounds[party] = PartyRound(model, update)
             norm = float(np.linalg.norm(update.values.astype(np.float64)))
             figures = [update.figures[name] for name in self.algorithm.report_columns]
@@ -124,6 +126,22 @@ class Client:
                 self.propose(party, model, update)
             else:
                 self.enter(party, self.algorithm.support_size(), update.values, update.support)
+
+    def _check_update(self, party: int, update: LocalUpdate) -> None:
+        """The noise is for what the method declared: coordinates that depend on data leave only where that was said."""
+        own, size = self.config.aggregation.support in ("own", "union"), self.algorithm.support_size()
+        if update.support is not None and not own:
+            raise ProtocolError(
+                f"the method chose coordinates of its own, which support {self.config.aggregation.support} does not allow",
+                party=party,
+                phase="local work",
+            )
+        if not own and np.shape(update.values) != (size,):
+            raise ProtocolError(
+                f"the method gave an update of shape {np.shape(update.values)}, expected {size} coordinates",
+                party=party,
+                phase="local work",
+            )
 
     def fill(self, asked: Fill) -> None:
         """Take part with an update of zeros, and so with noise alone. A Train of the same round comes before it."""

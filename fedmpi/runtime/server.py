@@ -7,7 +7,7 @@ import collections
 import time
 
 from fedmpi.algorithm import Algorithm, RowAlgorithm
-from fedmpi.errors import ProtocolError, TransportError
+from fedmpi.errors import DataError, ProtocolError, TransportError
 from fedmpi.report.record import Record
 from fedmpi.report.savings import hybrid_savings
 from fedmpi.runtime import build, checkpoint, dropout, keep, schedule
@@ -51,8 +51,8 @@ class Server:
             self.algorithm: Algorithm = build.algorithm(self.config, device="cpu")
             self.release = build.release(plan, self.algorithm)
             self.algorithm.noise_ratio = self.release.noise_ratio(self.config)
-            self.privacy = PrivacyAccount(self.config, self.release)
             self.aggregator = build.aggregator(plan, self.algorithm, lambda cost: self.watch(cost))
+            self.privacy = PrivacyAccount(self.config, self.release, self.aggregator.opens)
             self.plan = dropout.parse(self.config.aggregation.dropout, self.config.run.seed, self.config.run.parties)
             self.identities = build.public_identities(self.config)
             self.dropouts = collections.Counter()
@@ -65,6 +65,8 @@ class Server:
                 self.restore(plan.resume_round)
             self.collect(self.placement.ranks(), Ready, self._check_ready)
             self.aggregator.check()
+            if self.config.run.resume:
+                self.restore_account()  # once it is known who shares in the clear
         by_coordinate = isinstance(self.algorithm, RowAlgorithm)
         measured = self.algorithm.pays_below, self.algorithm.measured_with
         record.opening(self.release, self.privacy, *measured, by_coordinate)
@@ -90,7 +92,7 @@ class Server:
         if not self.algorithm.shares:
             row["skipped"] = f"{self.config.run.method} shares nothing"
         elif schedule.enough(self.config.privacy.min_cohort, cohort, self.aggregator.clear):
-            self.privacy.begin(round, drawn, len(cohort))
+            self.privacy.begin(round, drawn, cohort, self.aggregator.clear)
             self.under_way = checkpoint.UnderWay(round, drawn, cohort)
             self.keep_account()
             self.send_model(Train, round, drawn, fillers)
@@ -100,6 +102,8 @@ class Server:
             if outcome.sum is not None:
                 self.step(outcome, drawn)
                 self.privacy.spend(round, outcome.sum.survivors, outcome.coordinates)
+            else:
+                self.privacy.failed()
             self.under_way = None
             self.keep_account()
             self.dropouts += outcome.dropouts
@@ -198,18 +202,23 @@ class Server:
         self.dropouts.update(state["dropouts"])
         self.costs.update({(party, phase, cost): seconds for party, phase, cost, seconds in state["costs"]})
         self.references = state["references"]
-        self.restore_account(state["privacy"])
+        self.privacy.restore(state["privacy"])
         self.watch.add(state["cpu"])
         for phase, seconds in state["wall"].items():
             self.watch.wall[phase] += seconds
 
-    def restore_account(self, saved: dict) -> None:
-        """The checkpoint's account, or under fresh noise the latest one."""
+    def restore_account(self) -> None:
+        """Under fresh noise the latest account in place of the checkpoint's, which knows less."""
         if self.config.privacy.entropy != "os" or not self.privacy.noisy:
-            self.privacy.restore(saved)
             return
+        known = self.privacy.checkpoint()
         saved, under_way = checkpoint.load_account(self.config)
         self.privacy.restore(saved)
+        if self.privacy.older_than(known):
+            raise DataError(
+                f"{self.config.out}/checkpoint/account.json is older than the checkpoint beside it: what was released since is "
+                "unknown, so no epsilon can be stated; start a new run"
+            )
         if under_way:
             fewest = self.aggregator.fewest(len(set(under_way.cohort) - self.aggregator.clear))
             self.privacy.cut_short(*under_way, fewest, self.aggregator.clear)
@@ -282,7 +291,7 @@ class Server:
                 f"rank {source} built a model of {message.dimension} parameters, rank 0 one of "
                 f"{self.algorithm.dimension}; is the same fedmpi installed there?"
             )
-        if message.data != self.algorithm.data_fingerprint:
+        if self.config.privacy.metrics == "party" and message.data != self.algorithm.data_fingerprint:
             raise ProtocolError(
                 f"rank {source} prepared other data than rank 0; delete the prepared folder on its host"
             )

@@ -13,7 +13,7 @@ from fedmpi.config import Config
 from fedmpi.data.rating_store import RATING_SETS
 from fedmpi.errors import ConfigError
 from fedmpi.privacy.accountant import calibrate
-from fedmpi.report.record import Record, free_folder
+from fedmpi.report.record import Record, free_folder, interrupted
 from fedmpi.report.terminal import Terminal, screen_behind_launcher
 from fedmpi.runtime import build, checkpoint, dropout
 from fedmpi.runtime.placement import Placement
@@ -48,6 +48,7 @@ def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | N
         Aggregator(config, b"", 1).check()  # where a rule decides, the server checks once the parties have chosen
     if config.aggregation.pki is not None:
         read_public(Path(config.aggregation.pki), config.run.parties)
+    unfinished = None if config.run.resume else interrupted(config.out)
     config = _choose_folder(config)
     resume_round = checkpoint.latest_round(config.out) if config.run.resume else 0
     build.open_store(config)
@@ -55,6 +56,11 @@ def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | N
     multiplier = calibrate(privacy.epsilon, privacy.delta, privacy.sampling, config.run.rounds, privacy.accountant)
     record = Record(config, transport, terminal or Terminal())
     record.open(resume_round)
+    if unfinished is not None:
+        record.terminal.warn(
+            f"{unfinished} was interrupted after it released something under secret noise, which this run's epsilon does not "
+            "count; --resume goes on with it"
+        )
     return Start(build.Plan(config, multiplier, secrets.token_hex(16), resume_round), placement, record)
 
 
