@@ -425,7 +425,7 @@ def test_a_method_that_sends_rows_cannot_claim_an_epsilon(make_config, run_in_me
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "plugins"))
     rows = "--method toy_rows:Rows --dataset none --support dense --clip 8"
     assert run_in_memory(make_config(f"{rows} --epsilon inf"), 3)["epsilon_kind"] == "none"
-    with pytest.raises(ConfigError, match="epsilon = 1: method toy_rows:Rows sends rows, which get no noise"):
+    with pytest.raises(ConfigError, match="epsilon = 1: toy_rows:Rows sends rows, adds no noise"):
         run_in_memory(make_config(f"{rows} --epsilon 1 --entropy os"), 3)
 
 

@@ -550,7 +550,7 @@ def test_the_hybrid_rule_decides_by_each_partys_own_data(make, run_in_memory):
 
 
 REFUSED_SETTINGS = {
-    "--epsilon 1": "epsilon = 1: fedmf adds no noise",
+    "--epsilon 1": "epsilon = 1: fedmf sends rows, adds no noise",
     "--denominator expected": "denominator = expected",
     "--dataset digits": "dataset = digits: not for method fedmf, which takes generated, lastfm",
     "--dataset none": "dataset = none: not for method fedmf, which takes generated",

@@ -9,7 +9,6 @@ import numpy as np
 from fedmpi.algorithm import RowAlgorithm
 from fedmpi.config import Config
 from fedmpi.data.rating_store import RatingBlock, RatingStore
-from fedmpi.errors import ConfigError
 from fedmpi.privacy.words import SeededWords
 
 
@@ -23,10 +22,6 @@ class RatingMethod(RowAlgorithm):
     report_columns = ("squared_error", "ratings")
 
     def __init__(self, config: Config, store: RatingStore, device: str = "cpu"):
-        if config.privacy.epsilon != float("inf"):
-            raise ConfigError(
-                f"epsilon = {config.privacy.epsilon:g}: {config.run.method} adds no noise and promises no epsilon; take inf"
-            )
         self.config = config
         self.store = store
         self.seed = config.run.seed

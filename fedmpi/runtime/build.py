@@ -113,7 +113,7 @@ def algorithm(config: Config, device: str | None = None) -> Algorithm:
         )
     if issubclass(method, RowAlgorithm) and config.privacy.epsilon != float("inf"):
         raise ConfigError(
-            f"epsilon = {config.privacy.epsilon:g}: method {config.run.method} sends rows, which get no noise; take inf"
+            f"epsilon = {config.privacy.epsilon:g}: {config.run.method} sends rows, adds no noise and promises no epsilon; take inf"
         )
     store = open_store(config)
     if store is not None and not isinstance(store, Store if method.task == "classification" else RatingStore):
