@@ -6,6 +6,7 @@ import sys
 import time
 import traceback
 
+from fedmpi import __version__
 from fedmpi.errors import ConfigError, FedmpiError, TransportError
 
 HOW = (
@@ -92,27 +93,31 @@ def _dismiss(endpoint, code: int) -> None:
 
 def answer(argv: list[str]) -> int:
     """What a question asks for, on stdout; whoever reads may have enough before the end, as `head` has."""
-    from fedmpi import __version__
+    code = 0
+    try:
+        if "--version" in argv:
+            print(f"fedmpi {__version__}")
+        else:
+            code = _only_parse(argv)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so once more as it leaves
+    return code
+
+
+def _only_parse(argv: list[str]) -> int:
     from fedmpi.cli import resolve
     from fedmpi.report.terminal import screen_behind_launcher
 
     if not screen_behind_launcher(os.environ):
         os.environ["TERM"] = "dumb"  # or --help is coloured by its library, which sees a pseudo-terminal
-    code = 0
     try:
-        try:
-            if "--version" in argv:
-                print(f"fedmpi {__version__}")
-            else:
-                resolve(argv)
-        except ConfigError as error:
-            code = _fail(str(error))
-        except SystemExit as stop:
-            code = stop.code or 0
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so once more as it leaves
-    return code
+        resolve(argv)
+    except ConfigError as error:
+        return _fail(str(error))
+    except SystemExit as stop:
+        return stop.code or 0
+    return 0
 
 
 def _fail(line: str) -> int:

