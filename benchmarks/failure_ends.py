@@ -83,22 +83,22 @@ def measure(command: list, ranks: int, case: str, folder: str, environ: dict) ->
     )
     words = Words(process.stderr)
     words.start()
-    started = last = time.monotonic()
+    started = time.monotonic()
     left, hung = marked(mark), False
     while left or process.poll() is None:
-        last = time.monotonic()
-        if last > (words.first + PATIENCE if words.first else started + START):
+        if time.monotonic() > (words.first + PATIENCE if words.first else started + START):
             hung = True
             for one in left:
                 one.kill()
         time.sleep(0.05)
         left = marked(mark)
+    gone = time.monotonic()  # after the look that found nobody: late by one look, never early
     words.join(5)
     return {
         "ranks": ranks,
         "case": case,
         "exit_code": None if hung else process.wait(),
-        "seconds": round(last - (words.first or last), 2),
+        "seconds": round(gone - (words.first or gone), 2),
         "heard": words.first is not None,
         "as_meant": not CASES[case] or any(CASES[case] in line for line in words.lines),
         "lines": words.own(),
