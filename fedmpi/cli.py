@@ -213,7 +213,7 @@ def _options() -> list[str]:
     """Every option as it is typed."""
     fields = [field for layer in LAYERS.values() for field in dataclasses.fields(layer)]
     names = [field.name for field in fields] + [f"no_{field.name}" for field in fields if field.type is bool]
-    return ["--help", "--presets", "--config", *(f"--{name.replace('_', '-')}" for name in names)]
+    return ["--help", "--presets", "--version", "--config", *(f"--{name.replace('_', '-')}" for name in names)]
 
 
 def _unknown(argv: list[str]) -> str:

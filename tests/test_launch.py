@@ -138,7 +138,7 @@ def without_mpi(tmp_path):
 def test_a_question_needs_no_mpi(question, launch, without_mpi):
     code, out, err = launch(0, question, command=[*without_mpi, MPIRUN, "-n", "3", sys.executable, "-m", "fedmpi.main"])
     assert code == 0 and said(err) == []
-    assert [out.count(word) for word in ("--epsilon FLOAT", "cifar10-s5", "fedmpi 0.")] == {
+    assert [out.count(word) for word in ("--epsilon FLOAT", "cifar100-s5", "fedmpi 0.")] == {
         "--help": [1, 0, 0],
         "--presets": [0, 1, 0],
         "--version": [0, 0, 1],
