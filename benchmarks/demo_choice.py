@@ -29,12 +29,11 @@ START = {
 }
 TRIED = (
     {},
-    {"clip": "0.15"},
     {"clip": "0.6"},
-    {"clip": "0.6", "ext-lr": "0.2"},
     {"rounds": "5", "ext-epochs": "4"},
-    {"sparse-layers": "4"},
-    {"epsilon": "4"},
+    {"density": "0.2"},
+    {"density": "0.2", "rounds": "5"},
+    {"density": "0.5"},
 )
 VALIDATION, CHOSEN_ON, CONFIRMED_ON = "0.25", (0, 1, 2), (3, 4, 5, 6, 7)
 ALONE = "--method local-only --support dense --epsilon inf"
@@ -67,6 +66,7 @@ class Choice:
             "untrained": [100 * run["accuracy_untrained"] for run in runs],
             "first_norm": statistics.mean(run["round_rows"][0]["update_norm"] for run in runs),
             "last_norm": statistics.mean(run["round_rows"][-1]["update_norm"] for run in runs),
+            "coordinates": runs[0]["coordinates"],
             "cpu_seconds": statistics.mean(sum(phase["cpu"] for phase in run["seconds"].values()) for run in runs),
         }
 
@@ -104,13 +104,13 @@ def difference(rows: list[dict], name: str) -> str:
 def show(tried: list[dict], confirmed: list[dict]) -> None:
     start = ", ".join(f"{name} {value}" for name, value in START.items())
     print(f"\nvalidation samples, seeds {CHOSEN_ON[0]} to {CHOSEN_ON[-1]}; start: {start}")
-    print(f"{'changed':<32} {'seeds':>5} {'accuracy [%]':>15} {'untrained':>10} {'update norms':>13} {'CPU [s]':>8}")
+    print(f"{'changed':<32} {'seeds':>5} {'accuracy [%]':>15} {'untrained':>10} {'shared':>7} {'update norms':>13} {'CPU [s]':>8}")
     for row in tried:
         changed = ", ".join(f"{name} {value}" for name, value in row["changed"].items()) or "nothing"
         norms = f"{row['first_norm']:.2f}..{row['last_norm']:.2f}"
         print(
             f"{changed:<32} {len(row['accuracy']):>5} {spread(row['accuracy']):>15} {statistics.mean(row['untrained']):>10.2f} "
-            f"{norms:>13} {row['cpu_seconds']:>8.0f}"
+            f"{row['coordinates']:>7} {norms:>13} {row['cpu_seconds']:>8.0f}"
         )
     if confirmed:
         print(f"\ntest samples, seeds {', '.join(str(row['seed']) for row in confirmed)}: the preset as it is")
