@@ -3,9 +3,9 @@
     python -m benchmarks.demo_choice [--json FILE] [--keep DIR] [--ranks 3] [--show]
 
 200 parties draw 20 training samples each from one pool of scikit-learn's 1,797 digits, so two of them may share samples; nobody is
-tested on what another trains on. Settings were varied one at a time around a start, on validation samples (--validation-fraction:
-the test samples are then in none of the files that a run reads) and seeds 0 to 2. Then the preset as it is, on test samples and
-five other seeds, beside two things that a party can have alone: the local work of as many rounds (`local-only`), and
+tested on what another trains on. Settings were varied around a start, on validation samples (--validation-fraction: the test
+samples are then in none of the files that a run reads) and seeds 0 to 2. Then those of the preset, on test samples and five other
+seeds, beside what a party can have alone: the local work of as many rounds and of twice as many (`local-only`), and
 `--local-epochs` of joint training, which the closing table of every run shows. Updates are added up in the clear, which leaves the
 same model as secure aggregation and costs less. Results are kept in --keep and not run again.
 """
@@ -34,16 +34,26 @@ TRIED = (
     {"density": "0.2"},
     {"density": "0.2", "rounds": "5"},
     {"density": "0.5"},
+    {"density": "0.2", "rounds": "5", "clip": "0.6"},
+    {"density": "0.2", "rounds": "5", "clip": "0.6", "ext-lr": "0.2"},
 )
-VALIDATION, CHOSEN_ON, CONFIRMED_ON = "0.25", (0, 1, 2), (3, 4, 5, 6, 7)
-ALONE = "--method local-only --support dense --epsilon inf"
+CHOSEN = TRIED[-1]  # as the preset has it
+VALIDATION, CHOSEN_ON, CONFIRMED_ON = "0.25", (0, 1, 2), (8, 9, 10, 11, 12)
+ALONE = "--method local-only --support dense --local-epochs 0"
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantiles of Student's t by number of pairs
 
 
-def settings(changed: dict[str, str]) -> str:
-    """The flags of one setting that is tried."""
-    flags = " ".join(f"--{name} {value}" for name, value in (START | changed).items())
-    return f"{flags} --validation-fraction {VALIDATION} --local-epochs 0"
+def settings(changed: dict[str, str], **further: str) -> str:
+    """All that was varied, as flags: a run's name then stands for its settings."""
+    return " ".join(f"--{name} {value}" for name, value in (START | changed | further).items())
+
+
+def on_validation(changed: dict[str, str]) -> str:
+    return f"{settings(changed)} --validation-fraction {VALIDATION} --local-epochs 0"
+
+
+def alone(rounds: int) -> str:
+    return f"{ALONE} {settings(CHOSEN, epsilon='inf', rounds=str(rounds))}"
 
 
 class Choice:
@@ -58,7 +68,7 @@ class Choice:
 
     def tried(self, changed: dict[str, str]) -> dict | None:
         """One setting on validation samples; norms beside C tell a bound that is too tight."""
-        runs = [self.run(settings(changed), seed) for seed in CHOSEN_ON]
+        runs = [self.run(on_validation(changed), seed) for seed in CHOSEN_ON]
         runs = [run for run in runs if run]
         return runs and {
             "changed": changed,
@@ -71,13 +81,15 @@ class Choice:
         }
 
     def confirmed(self) -> list[dict]:
-        rows = []
+        rows, rounds = [], int(CHOSEN["rounds"])
         for seed in CONFIRMED_ON:
-            shared, alone = self.run("", seed), self.run(f"{ALONE} --local-epochs 0", seed)
-            if shared and alone:
+            shared = self.run(settings(CHOSEN), seed)
+            as_long, twice = (self.run(alone(count), seed) for count in (rounds, 2 * rounds))
+            if shared and as_long and twice:
                 figures = {
                     "shared": shared["accuracy"],
-                    "local_only": alone["accuracy"],
+                    "as_long": as_long["accuracy"],
+                    "twice": twice["accuracy"],
                     "local_epochs": shared["accuracy_local_only"],
                     "untrained": shared["accuracy_untrained"],
                 }
@@ -104,19 +116,24 @@ def difference(rows: list[dict], name: str) -> str:
 def show(tried: list[dict], confirmed: list[dict]) -> None:
     start = ", ".join(f"{name} {value}" for name, value in START.items())
     print(f"\nvalidation samples, seeds {CHOSEN_ON[0]} to {CHOSEN_ON[-1]}; start: {start}")
-    print(f"{'changed':<32} {'seeds':>5} {'accuracy [%]':>15} {'untrained':>10} {'shared':>7} {'update norms':>13} {'CPU [s]':>8}")
+    print(f"{'changed':<46} {'seeds':>5} {'accuracy [%]':>15} {'untrained':>10} {'shared':>7} {'update norms':>13} {'CPU [s]':>8}")
     for row in tried:
         changed = ", ".join(f"{name} {value}" for name, value in row["changed"].items()) or "nothing"
         norms = f"{row['first_norm']:.2f}..{row['last_norm']:.2f}"
         print(
-            f"{changed:<32} {len(row['accuracy']):>5} {spread(row['accuracy']):>15} {statistics.mean(row['untrained']):>10.2f} "
+            f"{changed:<46} {len(row['accuracy']):>5} {spread(row['accuracy']):>15} {statistics.mean(row['untrained']):>10.2f} "
             f"{row['coordinates']:>7} {norms:>13} {row['cpu_seconds']:>8.0f}"
         )
     if confirmed:
-        print(f"\ntest samples, seeds {', '.join(str(row['seed']) for row in confirmed)}: the preset as it is")
+        print(f"\ntest samples, seeds {', '.join(str(row['seed']) for row in confirmed)}: the preset's settings")
         print(f"{'':<34} {'accuracy [%]':>15}  shared less it (95 % interval)")
         print(f"{'DP-pFedDSU, shared':<34} {spread([row['shared'] for row in confirmed]):>15}")
-        named = {"local_only": "alone, as many rounds", "local_epochs": "alone, --local-epochs", "untrained": "untrained extractor"}
+        named = {
+            "as_long": "alone, as many rounds",
+            "twice": "alone, twice as many rounds",
+            "local_epochs": "alone, --local-epochs",
+            "untrained": "a head on the untrained extractor",
+        }
         for name, said in named.items():
             print(f"{said:<34} {spread([row[name] for row in confirmed]):>15}  {difference(confirmed, name)}")
 

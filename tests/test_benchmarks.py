@@ -55,13 +55,15 @@ def test_every_run_of_the_papers_tables_can_be_configured(table, monkeypatch):
 
 def test_every_run_behind_the_demos_choice_can_be_configured(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks.demo_choice import ALONE, CHOSEN_ON, COMMON, CONFIRMED_ON, TRIED, settings
+    from benchmarks.demo_choice import CHOSEN, CHOSEN_ON, COMMON, CONFIRMED_ON, TRIED, alone, on_validation, settings
+
+    def configured(flags):
+        return resolve([*COMMON.split(), *flags.split()])
 
     for changed in TRIED:
-        config = resolve([*COMMON.split(), *settings(changed).split()])
-        assert config.data.validation_fraction > 0, "settings are not chosen on test samples"
-    for flags in ("", ALONE):
-        assert resolve([*COMMON.split(), *flags.split()]).data.validation_fraction == 0
+        assert configured(on_validation(changed)).data.validation_fraction > 0, "not chosen on test samples"
+    assert configured(settings(CHOSEN)) == configured(""), "what is confirmed is the preset"
+    assert configured(alone(5)).data == configured("").data, "a party alone has the same samples"
     assert not set(CHOSEN_ON) & set(CONFIRMED_ON)
 
 
