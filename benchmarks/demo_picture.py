@@ -12,15 +12,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedmpi.privacy.statement import Statement
+from fedmpi.privacy.statement import FIGURES, Statement
 from fedmpi.report.terminal import WIDTH, Terminal
 
 
 def picture(run: Path, title: str) -> str:
     """The SVG; in the reader's own monospaced font, because a README must not fetch one from elsewhere."""
     summary = json.loads((run / "summary.json").read_text())
-    shown = ("epsilon_outside", "epsilon_server", "epsilon_nominal", "epsilon_kind", "private", "delta")
-    said = {name: summary[name] for name in shown}
+    said = {name: summary[name] for name in (*FIGURES, "epsilon_kind", "private", "delta")}
     statement = Statement(**said, reason=summary["epsilon_reason"], trust=[], released=[])
     terminal = Terminal()
     terminal._console = Console(record=True, width=WIDTH, file=io.StringIO(), highlight=False, no_color=True)
