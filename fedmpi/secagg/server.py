@@ -289,7 +289,8 @@ class SecAggServer:
         lost = self.rules.cohort - len(self._inputs)
         if lost > self.rules.tolerated:
             return self._fail(
-                f"{lost} of {self.rules.cohort} parties are lost, with more than {self.rules.tolerated} the sum is not opened"
+                f"{lost} of {self.rules.cohort} parties are lost, with more than {self.rules.tolerated} the sum is not opened "
+                "(expected_dropout, rater_margin)"
             )
         for owner in self._needed():
             left = len(self._holders(owner, self._inputs))
