@@ -12,7 +12,7 @@ from fedmpi.privacy.accountant import Accountant, ServerView, calibrate
 from fedmpi.runtime.server import Server
 
 DELTA = 1e-5
-TOY = "--method toy:Steady --dataset none --support dense --clip 1 --epsilon 1 --entropy os"
+TOY = "--method toy_parties:Steady --dataset none --support dense --clip 1 --epsilon 1 --entropy os"
 
 
 @pytest.fixture
