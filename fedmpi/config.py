@@ -247,6 +247,13 @@ class Privacy:
     """party: losses, norms and test counts of each party reach the server, and no epsilon holds towards it; securesum: only
     sums of test figures do, through the protocol; none: they stay home; auto: none under entropy os, otherwise party"""
 
+    @property
+    def shown(self) -> str:
+        """`metrics` with auto settled; a file keeps auto, so that another entropy settles it anew."""
+        if self.metrics != "auto":
+            return self.metrics
+        return "none" if self.entropy == "os" else "party"
+
 
 @dataclass(frozen=True)
 class Aggregation:
@@ -375,14 +382,7 @@ def check(config: Config) -> Config:
     threads = config.machine.threads
     if threads != "auto" and not (threads.isdecimal() and int(threads) >= 1):
         raise ConfigError(f"threads = {threads}: must be auto or a number >= 1")
-    return _settle_metrics(config)
-
-
-def _settle_metrics(config: Config) -> Config:
-    if config.privacy.metrics != "auto":
-        return config
-    metrics = "none" if config.privacy.entropy == "os" else "party"
-    return dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, metrics=metrics))
+    return config
 
 
 def _check_aggregation(config: Config) -> None:

@@ -175,6 +175,51 @@ def test_a_round_cut_short_counts_who_chose_to_share_in_the_clear(toy, run_in_me
     assert rho[0] == pytest.approx(2 * 0.5 * (2 * 6**0.5 / sigma) ** 2, rel=1e-3), "seen twice"
 
 
+def test_a_run_that_has_ended_under_secret_noise_is_not_run_again(toy, run_in_memory):
+    config = toy("--rounds 3 --checkpoint-every 2")
+    run_in_memory(config, 3)
+    before = {path.name: path.read_bytes() for path in config.out.iterdir() if path.is_file()}
+    with pytest.raises(ConfigError, match="that run has ended"):
+        resume(run_in_memory, config)
+    assert before == {path.name: path.read_bytes() for path in config.out.iterdir() if path.is_file()}
+
+
+def test_an_update_in_the_clear_counts_from_when_it_was_asked_for(toy, run_in_memory, monkeypatch):
+    """It may lie at rank 0's door, unread, when the job dies."""
+    config = toy("--rounds 3 --checkpoint-every 1 --dropout 2:0:mask")
+    stopped(run_in_memory, monkeypatch, config, 3)
+    joined = json.loads((config.out / "checkpoint" / "account.json").read_text())["privacy"]["server"]["joined"]
+    assert joined == [2] * 6
+
+
+def test_starting_over_leaves_nothing_of_the_attempt_before(toy, run_in_memory, monkeypatch):
+    config = toy("--rounds 3 --checkpoint-every 0")
+    stopped(run_in_memory, monkeypatch, config, 3)
+    stale = config.out / "checkpoint" / "2" / "parties-00003-00005.npz"
+    stale.parent.mkdir()
+    stale.write_bytes(b"half a file")
+    resume(run_in_memory, config)
+    assert not stale.exists()
+
+
+def test_an_account_of_another_version_is_one_line(toy, run_in_memory, monkeypatch):
+    config = toy("--rounds 3 --checkpoint-every 0")
+    stopped(run_in_memory, monkeypatch, config, 3)
+    path = config.out / "checkpoint" / "account.json"
+    saved = json.loads(path.read_text())
+    del saved["privacy"]["unsampled"]
+    path.write_text(json.dumps(saved))
+    with pytest.raises(DataError, match="the account cannot be read"):
+        resume(run_in_memory, config)
+
+
+def test_another_entropy_settles_the_metrics_of_a_file_anew(toy, run_in_memory):
+    config = toy("--entropy seeded")
+    run_in_memory(config, 3)
+    again = resolve(["--config", str(config.out / "config.yaml"), "--entropy", "os"])
+    assert config.privacy.shown == "party" and again.privacy.shown == "none"
+
+
 # ---- methods of a user's own ----
 
 

@@ -374,3 +374,56 @@ def test_securesum_gives_the_same_scores_and_nobodys_own(aggregation, make_confi
 def test_securesum_needs_the_protocol(make_config):
     with pytest.raises(ConfigError, match="metrics = securesum: needs aggregation secure or hybrid"):
         make_config("--metrics securesum --aggregation plain")
+
+
+# ---- what an attack on the engine found ----
+
+
+def test_a_hybrid_round_waits_for_local_work_in_the_clear(make_config, run_in_memory, monkeypatch):
+    """A party in the clear is still training when the hidden ones are through with their first phase."""
+    from fedmpi.vision.methods.dp_pfeddsu import Method
+
+    work = Method.local_work
+
+    def slow(self, party, theta, round):
+        if party == 0:
+            time.sleep(1.5)
+        return work(self, party, theta, round)
+
+    quick = run_in_memory(make_config(f"{SECURE} --rounds 1"), 8)
+    monkeypatch.setattr(Method, "local_work", slow)
+    flags = "--aggregation hybrid --clear-parties 0 --phase-deadline 0.4 --rounds 1"
+    for ranks in (8, 3):  # alone on its rank, and with hidden neighbours that have to wait for it
+        summary = run_in_memory(make_config(f"{SECURE} {flags}"), ranks)
+        assert summary["dropouts"]["real"] == 0 and summary["model_sha256"] == quick["model_sha256"]
+
+
+def test_test_figures_that_could_not_be_added_up_are_not_those_of_an_earlier_round(make_config, run_in_memory, monkeypatch):
+    from fedmpi.runtime import evaluate
+
+    whole = evaluate._add_up
+    monkeypatch.setattr(evaluate, "_add_up", lambda server, round, *rest: whole(server, round, *rest) if round < 3 else None)
+    config = make_config(f"{SECURE} --metrics securesum --eval-every 1")
+    summary = run_in_memory(config, 3)
+    assert rows(config)[1]["accuracy"] is not None and summary["accuracy"] is None
+
+
+@pytest.mark.parametrize("lost, said", [((1,), "are those of 6 of 7 parties"), ((1, 2, 3), "the threshold is 5")])
+def test_parties_lost_from_test_figures_are_told(lost, said, make_config, run_in_memory, monkeypatch, capsys):
+    say = Client.say
+
+    def silent(self, party, messages):
+        if party not in lost or not any(message.round > 2**30 for message in messages):
+            say(self, party, messages)
+
+    monkeypatch.setattr(Client, "say", silent)
+    summary = run_in_memory(make_config(f"{SECURE} --rounds 1 --metrics securesum --round-deadline 3 --phase-deadline 1"), 3)
+    told = capsys.readouterr().out
+    assert said in told and "test figures of round 1" in told and summary["dropouts"]["real"] >= len(lost)
+    assert (summary["accuracy"] is None) == (len(lost) > 2)
+
+
+def test_sizes_of_cohorts_that_cannot_run_are_refused_before_the_start(make_config, run_in_memory):
+    config = make_config(f"{SECURE} --parties 30 --graph regular --expected-dropout 0.3 --sampling 0.5")
+    with pytest.raises(ConfigError, match=r"a cohort of \d+ hidden parties may be drawn: .*--min-cohort \d+ would"):
+        run_in_memory(config, 3)

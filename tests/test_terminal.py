@@ -83,3 +83,33 @@ def test_a_person_at_a_terminal_has_the_bar_and_no_lines(lines, monkeypatch, tmp
     monkeypatch.setattr(terminal, "screen_behind_launcher", lambda environ: str(screen))
     assert lines(seconds=90, rounds=3) == []
     assert "3/3" in screen.read_text()
+
+
+class Gone:
+    """A stdout whose reader, or whose disk, is gone."""
+
+    encoding = "utf-8"
+
+    def __init__(self, error):
+        self.error = error
+
+    def write(self, text):
+        raise self.error
+
+    def flush(self):
+        raise self.error
+
+    def isatty(self):
+        return False
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(28, "No space left on device"), BrokenPipeError(), OSError(5, "Input/output error"), UnicodeEncodeError("ascii", "ε", 0, 1, "x")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_run_goes_on_when_nobody_can_be_told(error, make_config, run_in_memory, monkeypatch):
+    config = make_config("--rounds 2")
+    monkeypatch.setattr("sys.stdout", Gone(error))
+    run_in_memory(config, 3)
+    assert (config.out / "model.npz").exists() and (config.out / "summary.json").exists()

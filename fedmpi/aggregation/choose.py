@@ -18,6 +18,8 @@ from fedmpi.secagg.party import Identity, SecAggParty
 from fedmpi.secagg.rules import Meter, Rules, no_meter
 from fedmpi.secagg.server import SecAggServer
 
+SMALL_COHORT = 200
+
 
 @dataclass
 class Aggregator:
@@ -45,6 +47,8 @@ class Aggregator:
                 f"hybrid: {hidden} of {self.config.run.parties} parties are left for secure aggregation, at least {least} "
                 "are needed, or all in the clear (--aggregation plain)"
             )
+        if hidden and self.config.privacy.sampling < 1:
+            self._check_sizes(least, hidden)
         if hidden and self.config.privacy.sampling >= 1:
             rules, colluding = self.rules(1, hidden, Encoding(1.0, 4, 8, 1)), self.config.aggregation.colluding
             if self.opens(hidden, colluding):
@@ -54,6 +58,16 @@ class Aggregator:
                 raise ConfigError(
                     f"colluding = {colluding}: so many open any single update with rank 0; must be at most {most}"
                 )
+
+    def _check_sizes(self, least: int, most: int) -> None:
+        """Sampled cohorts vary: every size must do, or a run would end when the first one that does not is drawn. It is small
+        ones that do not."""
+        for size in (most, *range(min(most, SMALL_COHORT), least - 1, -1)):
+            try:
+                self.rules(1, size, Encoding(1.0, 4, 8, 1))
+            except ConfigError as error:
+                higher = f"; --min-cohort {size + 1} would keep cohorts larger" if size < most else ""
+                raise ConfigError(f"a cohort of {size} hidden parties may be drawn: {error}{higher}") from None
 
     def rules(self, round: int, cohort: int, encoding: Encoding, most_lost: int | None = None) -> Rules:
         """The protocol's rules for a cohort of this size, the same for the server and for every party. `most_lost`: what the

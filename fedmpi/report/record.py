@@ -39,11 +39,21 @@ class Record:
         self._claim: int | None = None  # the folder, locked
         self.bound: float | None = None  # C, until it is said how much it cuts; None: said, or nothing is cut
 
-    def open(self, resume_round: int) -> None:
-        """Claim the folder before any work is done, so that a run cannot end without a place for its result."""
+    def claim(self) -> None:
+        """Lock the folder, before anything in it is read or written."""
+        if self.config.run.resume and not self.out.is_dir():
+            raise ConfigError(f"resume = {self.out}: no such folder")
         try:
             make_folder(self.out)
             self._claim = claim_folder(self.out)
+        except OSError as error:
+            raise ConfigError(f"out = {self.out}: cannot be written ({error.strerror or error})") from None
+        if self._claim is None:
+            self.terminal.warn(f"{self.out}: its file system knows no locks; see that no other job works in it")
+
+    def open(self, resume_round: int) -> None:
+        """Begin the files, so that a run cannot end without a place for its result."""
+        try:
             if self.config.run.resume:
                 self._cut_rows(resume_round)
             else:
@@ -83,7 +93,7 @@ class Record:
             self.terminal.say(line)
         if release.shortens and not by_coordinate:
             self.bound = encoding.clip
-            if config.privacy.metrics != "party":
+            if config.privacy.shown != "party":
                 self.terminal.say("clipping: norms of updates stay home with these metrics, so how much C cuts is not known here")
         ratio = privacy.noise_to_signal()
         for line in warnings(config.privacy.delta, config.run.parties, ratio, pays_below, measured_with):
@@ -187,18 +197,19 @@ def _bytes(ledger, direction: str) -> dict:
     return {view: {part: totals[f"{view}_{part}"] for part in ("payload", "framing")} for view in ("wire", "logical")}
 
 
-def claim_folder(path: Path) -> int:
-    """The folder, locked as long as what is returned stays open: two jobs at work in it would each forget what the other
-    released. A file system that knows no locks is taken at its word."""
-    folder = os.open(path, os.O_RDONLY)
+def claim_folder(path: Path) -> int | None:
+    """A lock on the folder for as long as what is returned stays open: two jobs at work in it would each forget what the other
+    released. None where the file system knows none. It is a file that is open for writing, because NFS locks no other."""
+    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(folder)
+        os.close(lock)
         raise ConfigError(f"out = {path}: another job is at work in it; wait for it, or choose another folder") from None
     except OSError:
-        pass
-    return folder
+        os.close(lock)
+        return None
+    return lock
 
 
 def interrupted(wanted: Path) -> Path | None:

@@ -1,5 +1,7 @@
 """What a person sees: a few lines before, a progress bar if this is a terminal and else a line now and then, one table after."""
 
+import contextlib
+import functools
 import os
 import sys
 import time
@@ -56,10 +58,29 @@ SCORES = {
 }
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Not the end of the process, which rich would make it."""
+        self.quiet = True
+
+
+def _or_be_silent(method):
+    """Whoever watched may be gone, or the disk behind stdout full: a run does not end for that, its files say it all."""
+
+    @functools.wraps(method)
+    def tried(self, *words):
+        with contextlib.suppress(OSError, UnicodeError):
+            method(self, *words)
+
+    return tried
+
+
 class Terminal:
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         screen = screen_behind_launcher(os.environ)
-        self._console = Console(
+        if hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")  # an encoding without Greek letters
+        self._console = _Console(
             file=sys.stdout, force_terminal=bool(screen), no_color=not screen, width=WIDTH, highlight=False
         )
         self._live = self._open(screen)
@@ -74,16 +95,19 @@ class Terminal:
     def _open(screen: str | None) -> Console | None:
         """A console on the terminal itself: a launcher passes output on line by line, and a progress bar ends none."""
         try:
-            return Console(file=open(screen, "w"), force_terminal=True, width=WIDTH) if screen else None
+            return _Console(file=open(screen, "w", errors="replace"), force_terminal=True, width=WIDTH) if screen else None
         except OSError:
             return None
 
+    @_or_be_silent
     def say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, markup=False)
 
+    @_or_be_silent
     def warn(self, line: str) -> None:
         self._console.print(f"warning: {line}", style="yellow", soft_wrap=True, markup=False)
 
+    @_or_be_silent
     def progress(self, row: dict, rounds: int) -> None:
         for name, (_, show, _) in SCORES.items():
             if row.get(name) is not None:
@@ -129,10 +153,12 @@ class Terminal:
         pace = f"{_time(each)} a round" + (f", {_time(left * each)} left" if left else "")
         self.say(f"round {row['round']}/{rounds}  {self._figures(row)}  {pace}")
 
+    @_or_be_silent
     def close(self) -> None:
         if self._bar is not None:
             self._bar.stop()
 
+    @_or_be_silent
     def table(self, summary: dict, statement: Statement, out) -> None:
         self.close()
         table = Table(title=f"{summary['method']}, {summary['preset']}, seed {summary['seed']}", title_justify="left")

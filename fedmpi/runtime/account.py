@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmpi.config import Config
+from fedmpi.errors import DataError
 from fedmpi.privacy.accountant import Accountant, ServerView
 from fedmpi.privacy.mechanisms import sum_divergence, sum_multiplier
 from fedmpi.privacy.statement import Statement, state
@@ -55,17 +56,12 @@ class PrivacyAccount:
         hidden = [party for party in cohort if party not in clear]
         exposed = bool(hidden) and self._opens(len(hidden), self._config.aggregation.colluding)
         self._asked[round] = Asked(share, frozenset(drawn), len(cohort), exposed)
-        if exposed:
-            self.saw(round, hidden)
-
-    def saw(self, round: int, parties: Collection[int]) -> None:
-        """Rank 0 received these parties' own updates, each under its own noise, in time or late, whatever became of the round."""
-        if round in self._asked:
-            self._join(self.server, round, parties, self._asked[round].share, PLAIN_ADJACENCY)
+        # Once asked, an update in the clear may reach rank 0 at any time, late and whatever became of the round.
+        seen = cohort if exposed else [party for party in cohort if party in clear]
+        self._join(self.server, round, seen, share, PLAIN_ADJACENCY)
 
     def opened(self, round: int, survivors: Collection[int], coordinates: int, clear: Collection[int]) -> None:
-        """Rank 0 asked for what opens the sum of these, and may have it, in time or late, whatever became of the round.
-        `clear`: whose updates rank 0 `saw`."""
+        """Rank 0 asked for what opens the sum of these, and may have it, in time or late, whatever became of the round."""
         hidden = [party for party in survivors if party not in clear]
         self._summed(round, hidden, len(hidden), coordinates)
 
@@ -91,7 +87,6 @@ class PrivacyAccount:
         noise than that of the `fewest` that the protocol lets through."""
         self.failed()
         self.begin(round, drawn, cohort, clear)
-        self.saw(round, [party for party in cohort if party in clear])
         hidden = [party for party in cohort if party not in clear]
         self._summed(round, hidden, fewest, self._release.encoding.dimension)
 
@@ -126,7 +121,7 @@ class PrivacyAccount:
             epsilon_nominal=self.nominal.epsilon(delta, quick=quick),
             delta=delta,
             parties=config.run.parties,
-            metrics=config.privacy.metrics,
+            metrics=config.privacy.shown,
             colluding=config.aggregation.colluding,
             denominator="survivors" if config.server.denominator == "survivors" else "fixed",
             adversary=config.aggregation.adversary,
@@ -171,6 +166,13 @@ class PrivacyAccount:
         }
 
     def restore(self, saved: dict) -> None:
+        """DataError for an account of another version: what it does not know it cannot be taken to know."""
+        try:
+            self._restore(saved)
+        except (KeyError, TypeError) as error:
+            raise DataError(f"checkpoint: the account cannot be read ({type(error).__name__}: {error})") from None
+
+    def _restore(self, saved: dict) -> None:
         self.outside = Accountant.from_state(saved["outside"])
         self.unsampled = Accountant.from_state(saved["unsampled"])
         self.lost = bool(saved["lost"])

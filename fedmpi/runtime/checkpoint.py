@@ -110,8 +110,13 @@ def load_account(config: Config) -> tuple[dict, UnderWay | None]:
         raise DataError(f"{path} cannot be used ({error}): what was released before the interruption is unknown") from None
 
 
+def forget_all(config: Config) -> None:
+    """Before a run begins anew: what an interrupted save left must not mix with a later one."""
+    _forget_others(config, 0)
+
+
 def _forget_others(config: Config, round: int) -> None:
-    for old in (config.out / "checkpoint").iterdir():
+    for old in (config.out / "checkpoint").glob("[0-9]*"):
         if old.is_dir() and old.name != str(round):
             shutil.rmtree(old, ignore_errors=True)
 

@@ -84,10 +84,12 @@ class Client:
             self.turn = (NOBODY, "")  # whose protocol step is under way
             self.rounds: dict[int, PartyRound] = {}
             self.final: Evaluate | None = None  # the finished model, under --keep-parties
+            if self.config.run.resume and not plan.resume_round:
+                checkpoint.forget_all(self.config)
             if plan.resume_round:
                 checkpoint.restore_parties(self.config, self.algorithm, self.parties, plan.resume_round)
         # A checksum is a figure too, and stays home with the others.
-        data = self.algorithm.data_fingerprint if self.config.privacy.metrics == "party" else 0
+        data = self.algorithm.data_fingerprint if self.config.privacy.shown == "party" else 0
         endpoint.send(SERVER, Ready(0, NOBODY, self.algorithm.dimension, data, chosen, self.parties))
 
     def serve(self) -> int:
@@ -171,7 +173,7 @@ class Client:
             self.begin(party, self.release, values, None)
 
     def report(self, model: Train, parties: tuple[int, ...], figures) -> None:
-        if self.config.privacy.metrics == "party":
+        if self.config.privacy.shown == "party":
             alone = parties[0] if len(parties) == 1 else NOBODY
             self.endpoint.send(SERVER, TrainReport(model.round, alone, parties, np.array(figures, np.float64)))
 
@@ -235,7 +237,7 @@ class Client:
     def evaluate(self, model: Evaluate) -> None:
         if self.config.run.keep_parties and model.round == self.config.run.rounds:
             self.final = model
-        if self.config.privacy.metrics == "none":
+        if self.config.privacy.shown == "none":
             return
         if model.round == 0:
             with self.watch("references"):
@@ -243,7 +245,7 @@ class Client:
         else:
             with self.watch("evaluation"):
                 figures = self.algorithm.evaluate_all(model.parties, model.theta, model.round)
-        if self.config.privacy.metrics == "securesum":
+        if self.config.privacy.shown == "securesum":
             return self.add_up(model, figures)
         alone = model.parties[0] if len(model.parties) == 1 else NOBODY
         self.endpoint.send(SERVER, EvalReport(model.round, alone, model.parties, figures))
@@ -269,7 +271,7 @@ class Client:
     def send_account(self) -> None:
         """What this rank sent and spent since its last account, this message included."""
         costs = [[*key, seconds] for key, seconds in sorted(self.costs.items())]
-        if self.config.privacy.metrics != "party":
+        if self.config.privacy.shown != "party":
             costs = _by_rank(costs)
         facts = {"cpu": dict(self.watch.cpu), "pss": proportional_set_size(), "costs": costs}
         self.watch, self.costs = Stopwatch(), defaultdict(float)

@@ -12,7 +12,7 @@ from fedmpi.wire.messages import EvalReport, Evaluate
 
 def ask_everyone(server, round: int, columns: int) -> np.ndarray | None:
     """The sum of every party's figures; None where metrics stay home, or could not be had. Round 0: the references."""
-    kind, run = server.config.privacy.metrics, server.config.run
+    kind, run = server.config.privacy.shown, server.config.run
     everyone = tuple(range(run.parties))
     if kind == "none":
         if run.keep_parties and round == run.rounds:
@@ -30,8 +30,12 @@ def _add_up(server, round: int, everyone: tuple[int, ...], columns: int) -> np.n
     encoding = metrics.encoding(columns)
     gathering = Gathering(server, round + metrics.EVALUATION, everyone)
     outcome = gathering.sum(metrics.for_everyone(server.aggregator), encoding)
+    server.dropouts += outcome.dropouts
+    heard = len(outcome.sum.survivors) if outcome.sum else 0
     for line in outcome.complaints:
-        server.record.terminal.warn(line)
+        server.record.terminal.warn(f"test figures of round {round}: {line}")
+    if 0 < heard < len(everyone):
+        server.record.terminal.warn(f"test figures of round {round} are those of {heard} of {len(everyone)} parties")
     return None if outcome.sum is None else encoding.decode(outcome.sum.total)
 
 

@@ -96,6 +96,7 @@ class Gathering:
 
     def carry(self, session: ServerSession) -> None:
         phase, deadline = None, 0.0
+        last = time.monotonic() + self.server.config.run.round_deadline  # for local work
         while not session.done:
             if session.phase_name != phase:
                 settings = self.server.config
@@ -105,6 +106,10 @@ class Gathering:
                 continue
             message = self.next_message(deadline)
             if message is None:
+                if time.monotonic() < last and not self.server.aggregator.clear.isdisjoint(session.waiting()):
+                    # Whoever shares in the clear may still be at its local work, and its rank with it.
+                    deadline = min(last, time.monotonic() + self.server.config.aggregation.phase_deadline)
+                    continue
                 self.outcome.dropouts["real"] += len(session.waiting())
                 if session.waiting() == self.cohort:
                     raise TransportError(f"round {self.round}: nobody answered within the deadline in {phase}")
@@ -116,6 +121,8 @@ class Gathering:
             except ProtocolError as error:
                 self.caught(message, error)
                 answers = [answer for party in speakers(message) for answer in session.drop(party, str(error))]
+            if message.party in self.server.aggregator.clear:
+                deadline = max(deadline, time.monotonic() + self.server.config.aggregation.phase_deadline)
             self.send(answers)
 
     def let_go_of_the_planned(self, session: ServerSession) -> None:

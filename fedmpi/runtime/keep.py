@@ -5,7 +5,6 @@ OUT/parties/parties-00000-00006.npz    a client rank, under --keep-parties; for 
 """
 
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from fedmpi import __version__
 from fedmpi.algorithm import Algorithm
 from fedmpi.config import Config
 from fedmpi.errors import DataError
+from fedmpi.report.files import make_folder
 from fedmpi.report.sealed import vector_sha256, write_sealed
 from fedmpi.wire.messages import Evaluate
 
@@ -51,12 +51,10 @@ def save_parties(config: Config, algorithm: Algorithm, parties: tuple[int, ...],
     arrays |= algorithm.own_parts(parties, model.theta, model.round)
     arrays |= {STATE + name: values for name, values in algorithm.states(parties).items()}
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.chmod(folder, 0o700)  # before anything is in it, whatever the umask is
+        make_folder(folder)
         for old in kept_files(config.out, parties[0], parties[-1]):
             old.unlink(missing_ok=True)  # of an interrupted run with other ranks
         write_sealed(path, arrays)
-        os.chmod(path, 0o600)
     except OSError as error:
         raise DataError(f"{path} cannot be written ({error.strerror or error})") from None
 

@@ -25,7 +25,6 @@ from fedmpi.wire.messages import (
     Evaluate,
     Fill,
     Message,
-    PlainInput,
     Ready,
     Setup,
     Stop,
@@ -92,9 +91,9 @@ class Server:
         if not self.algorithm.shares:
             row["skipped"] = f"{self.config.run.method} shares nothing"
         elif schedule.enough(self.config.privacy.min_cohort, cohort, self.aggregator.clear):
-            self.privacy.begin(round, drawn, cohort, self.aggregator.clear)
             self.under_way = checkpoint.UnderWay(round, drawn, cohort)
             self.keep_account()
+            self.privacy.begin(round, drawn, cohort, self.aggregator.clear)
             self.send_model(Train, round, drawn, fillers)
             outcome = self.aggregate(round, cohort)
             row |= outcome.figures
@@ -160,8 +159,7 @@ class Server:
     def evaluate(self, round: int) -> dict[str, float | None]:
         """The scores over all parties, each on its own test data; None where metrics stay home."""
         total = ask_everyone(self, round, self.algorithm.score_columns)
-        if total is not None:
-            self.scores = self.algorithm.summarise(total)
+        self.scores = dict.fromkeys(self.algorithm.scores) if total is None else self.algorithm.summarise(total)
         return self.scores
 
     def measure_references(self) -> None:
@@ -253,14 +251,10 @@ class Server:
     # ---- waiting ----
 
     def poll(self, deadline: float) -> tuple[int, Message] | None:
-        """The next message and where it came from; None at the deadline. An update in the clear counts from here on."""
+        """The next message and where it came from; None at the deadline."""
         arrived = self.endpoint.poll(max(0.0, deadline - time.monotonic()))
         if arrived is not None:
             self.check_host(*arrived)
-            if isinstance(arrived[1], PlainInput):
-                self.privacy.saw(arrived[1].round, speakers(arrived[1]))
-                if not self.under_way or self.under_way[0] != arrived[1].round:
-                    self.keep_account()  # late: no round that is under way stands for it
         return arrived
 
     def check_host(self, source: int, message: Message) -> None:
@@ -291,7 +285,7 @@ class Server:
                 f"rank {source} built a model of {message.dimension} parameters, rank 0 one of "
                 f"{self.algorithm.dimension}; is the same fedmpi installed there?"
             )
-        if self.config.privacy.metrics == "party" and message.data != self.algorithm.data_fingerprint:
+        if self.config.privacy.shown == "party" and message.data != self.algorithm.data_fingerprint:
             raise ProtocolError(
                 f"rank {source} prepared other data than rank 0; delete the prepared folder on its host"
             )

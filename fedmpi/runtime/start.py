@@ -50,11 +50,25 @@ def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | N
         read_public(Path(config.aggregation.pki), config.run.parties)
     unfinished = None if config.run.resume else interrupted(config.out)
     config = _choose_folder(config)
-    resume_round = checkpoint.latest_round(config.out) if config.run.resume else 0
+    record = Record(config, transport, terminal or Terminal())
+    try:
+        return _start(config, placement, record, unfinished)
+    except BaseException:
+        record.close()
+        raise
+
+
+def _start(config: Config, placement: Placement, record: Record, unfinished: Path | None) -> Start:
     build.open_store(config)
     privacy = config.privacy
     multiplier = calibrate(privacy.epsilon, privacy.delta, privacy.sampling, config.run.rounds, privacy.accountant)
-    record = Record(config, transport, terminal or Terminal())
+    record.claim()
+    if config.run.resume and config.privacy.entropy == "os" and (config.out / "summary.json").exists():
+        raise ConfigError(
+            f"resume = {config.out}: that run has ended, and its noise cannot be drawn again; "
+            f"--config {config.out}/config.yaml starts another"
+        )
+    resume_round = checkpoint.latest_round(config.out) if config.run.resume else 0
     record.open(resume_round)
     if unfinished is not None:
         record.terminal.warn(
