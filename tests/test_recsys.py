@@ -563,6 +563,7 @@ REFUSED_SETTINGS = {
     "--aggregation hybrid --support dense --clear-rule indicator<=2 --method fedmmf-lr": "clear_rule = indicator<=2: must be",
     "--min-raters 3 --sampling 0.5": "min_raters = 3: needs sampling 1, not 0.5",
     "--min-raters 3 --aggregation hybrid --support dense --clear-parties 1": "min_raters = 3: not with aggregation hybrid",
+    "--method fed-lr --optimizer adam --min-raters 3": "min_raters = 3: fed-lr shares no items",
     "--rater-margin 2": "rater_margin = 2: means nothing without min_raters above 1",
     "--clear-rule indicator<=0.5": "clear_rule = indicator<=0.5: only with aggregation hybrid",
     "--aggregation hybrid --support dense --clear-rule indicator<=0.5": "clear_rule = indicator<=0.5: method fedmf",
