@@ -427,3 +427,18 @@ def test_sizes_of_cohorts_that_cannot_run_are_refused_before_the_start(make_conf
     config = make_config(f"{SECURE} --parties 30 --graph regular --expected-dropout 0.3 --sampling 0.5")
     with pytest.raises(ConfigError, match=r"a cohort of \d+ hidden parties may be drawn: .*--min-cohort \d+ would"):
         run_in_memory(config, 3)
+
+
+def test_in_a_test_nobody_is_in_the_clear_and_waited_for_longer(make_config, run_in_memory, monkeypatch):
+    """Sums of test figures hide everybody: who shares updates in the clear has the deadline of a phase like the others."""
+    say = Client.say
+
+    def silent(self, party, messages):
+        if party or not any(message.round > 2**30 and message.PHASE == "ShareKeys" for message in messages):
+            say(self, party, messages)
+
+    monkeypatch.setattr(Client, "say", silent)
+    flags = "--rounds 1 --aggregation hybrid --clear-parties 0 --metrics securesum --round-deadline 40 --phase-deadline 1"
+    start = time.monotonic()
+    assert run_in_memory(make_config(f"{SECURE} {flags}"), 3)["dropouts"]["real"] == 1
+    assert time.monotonic() - start < 40

@@ -35,6 +35,7 @@ class Gathering:
         self.server = server
         self.round = round
         self.cohort = cohort
+        self.clear: frozenset[int] = frozenset()  # who shares in the clear, once the aggregation runs
         self.reports: dict[int, np.ndarray] = {}  # a party's figures
         self.outcome = Outcome()
 
@@ -54,6 +55,7 @@ class Gathering:
     ) -> Outcome:
         """Run the aggregation; `lost` are gone before it starts, and `most_lost` may be by the end."""
         server = self.server
+        self.clear = frozenset(aggregator.clear)
         session = aggregator.server(
             self.round,
             self.cohort,
@@ -106,7 +108,7 @@ class Gathering:
                 continue
             message = self.next_message(deadline)
             if message is None:
-                if time.monotonic() < last and not self.server.aggregator.clear.isdisjoint(session.waiting()):
+                if time.monotonic() < last and not self.clear.isdisjoint(session.waiting()):
                     # Whoever shares in the clear may still be at its local work, and its rank with it.
                     deadline = min(last, time.monotonic() + self.server.config.aggregation.phase_deadline)
                     continue
@@ -121,15 +123,14 @@ class Gathering:
             except ProtocolError as error:
                 self.caught(message, error)
                 answers = [answer for party in speakers(message) for answer in session.drop(party, str(error))]
-            if message.party in self.server.aggregator.clear:
+            if message.party in self.clear:
                 deadline = max(deadline, time.monotonic() + self.server.config.aggregation.phase_deadline)
             self.send(answers)
 
     def let_go_of_the_planned(self, session: ServerSession) -> None:
         """Who the dropout plan has vanish before this phase need not be waited for."""
-        clear = self.server.aggregator.clear
         for party in session.waiting():
-            if self.server.plan.misses(self.round, party, "update" if party in clear else session.phase_name):
+            if self.server.plan.misses(self.round, party, "update" if party in self.clear else session.phase_name):
                 self.outcome.dropouts["planned"] += 1
                 self.send(session.drop(party))
 
