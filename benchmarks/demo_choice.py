@@ -116,7 +116,9 @@ def difference(rows: list[dict], name: str) -> str:
 def show(tried: list[dict], confirmed: list[dict]) -> None:
     start = ", ".join(f"{name} {value}" for name, value in START.items())
     print(f"\nvalidation samples, seeds {CHOSEN_ON[0]} to {CHOSEN_ON[-1]}; start: {start}")
-    print(f"{'changed':<46} {'seeds':>5} {'accuracy [%]':>15} {'untrained':>10} {'shared':>7} {'update norms':>13} {'CPU [s]':>8}")
+    print(
+        f"{'changed':<46} {'seeds':>5} {'accuracy [%]':>15} {'untrained':>10} {'shared':>7} {'update norms':>13} {'CPU [s]':>8}"
+    )
     for row in tried:
         changed = ", ".join(f"{name} {value}" for name, value in row["changed"].items()) or "nothing"
         norms = f"{row['first_norm']:.2f}..{row['last_norm']:.2f}"

@@ -1,7 +1,7 @@
 """The README's picture: the closing table of a run that was done, as a terminal shows it.
 
-    mpirun -n 21 python -m fedmpi.main
-    python -m benchmarks.demo_picture runs/demo-dp-pfeddsu-s0 launch/demo.svg
+mpirun -n 21 python -m fedmpi.main
+python -m benchmarks.demo_picture runs/demo-dp-pfeddsu-s0 launch/demo.svg
 """
 
 import argparse
@@ -33,6 +33,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.demo_picture", description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path, help="the run's folder")
     parser.add_argument("svg", type=Path, help="where the picture goes")
-    parser.add_argument("--title", default="mpirun -n 21 python -m fedmpi.main", help="the command that is shown over it")
+    parser.add_argument(
+        "--title", default="mpirun -n 21 python -m fedmpi.main", help="the command that is shown over it"
+    )
     options = parser.parse_args()
     options.svg.write_text(picture(options.run, options.title), encoding="utf-8")

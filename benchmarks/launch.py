@@ -126,4 +126,6 @@ class KeptJobs:
 
     def say_what_is_older(self) -> None:
         if self.older:
-            print(f"{len(self.older)} of these results are of another version of fedmpi; an empty --keep has them run again")
+            print(
+                f"{len(self.older)} of these results are of another version of fedmpi; an empty --keep has them run again"
+            )

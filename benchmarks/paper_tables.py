@@ -207,7 +207,9 @@ def show(cells: list[Cell], found: dict[Cell, list[dict]]) -> list[dict]:
             lift = [100 * (run["accuracy"] - alone["accuracy"]) for run, alone in pairs]
             trained = [100 * (run["accuracy"] - run["accuracy_untrained"]) for run in runs]
             paper = f"{cell.paper:.2f}" if cell.paper is not None else ""
-            print(f"  {cell.row:<22} {paper:>7} {spread(own)} {spread(lift)} {spread(trained)}  {runs[0]['epsilon_kind']}")
+            print(
+                f"  {cell.row:<22} {paper:>7} {spread(own)} {spread(lift)} {spread(trained)}  {runs[0]['epsilon_kind']}"
+            )
             rows.append({"row": cell.row, "column": column, "paper": cell.paper, "flags": cell.flags, "accuracy": own})
             rows[-1] |= {"lift": lift, "over_untrained": trained, "epsilon_kind": runs[0]["epsilon_kind"]}
             rows[-1] |= {"seconds": [run["wall_seconds"] for run in runs]}

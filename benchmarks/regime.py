@@ -93,7 +93,9 @@ class Map:
 
 
 def show(rows: list[dict]) -> None:
-    print(f"\n{'method':<16} {'parties':>7} {'epsilon':>8} {'shared':>7} {'R':>7} {'accuracy':>15} {'alone':>7} {'untrained':>9} {'lift':>7}")
+    print(
+        f"\n{'method':<16} {'parties':>7} {'epsilon':>8} {'shared':>7} {'R':>7} {'accuracy':>15} {'alone':>7} {'untrained':>9} {'lift':>7}"
+    )
     for row in rows:
         sd = statistics.stdev(row["accuracy"]) if len(row["accuracy"]) > 1 else 0.0
         epsilon = "inf" if row["epsilon"] is None else f"{row['epsilon']:g}"
@@ -120,7 +122,11 @@ def draw(rows: list[dict], path: Path, dataset: str) -> None:
     for axes, label in zip(panels[0], labels):
         own = [row for row in rows if row["method"] == label]
         for row in own:
-            x, y, lift = parties.index(row["parties"]), budgets.index(row["epsilon"] or math.inf), statistics.mean(row["lift"])
+            x, y, lift = (
+                parties.index(row["parties"]),
+                budgets.index(row["epsilon"] or math.inf),
+                statistics.mean(row["lift"]),
+            )
             axes.add_patch(pyplot.Rectangle((x - 0.5, y - 0.5), 1, 1, color=pyplot.cm.RdBu(0.5 + lift / largest / 2)))
             dark = abs(lift) > 0.7 * largest
             axes.text(x, y, f"{lift:+.1f}", ha="center", va="center", color="white" if dark else "black", fontsize=9)
@@ -131,7 +137,12 @@ def draw(rows: list[dict], path: Path, dataset: str) -> None:
         needed = [noise_to_signal(sigma, 1.0, 1, own[0]["coordinates"], rounds) / line for sigma in sigmas]
         if len(parties) > 1:  # with one there is no axis to be on
             axes.plot([_place(n, parties) for n in needed], range(len(finite)), "k--")
-        axes.set(title=f"{label} (dashed: R = {line:g})", xlabel="parties", xlim=(-0.5, len(parties) - 0.5), ylim=(-0.5, len(budgets) - 0.5))
+        axes.set(
+            title=f"{label} (dashed: R = {line:g})",
+            xlabel="parties",
+            xlim=(-0.5, len(parties) - 0.5),
+            ylim=(-0.5, len(budgets) - 0.5),
+        )
         axes.set_xticks(range(len(parties)), parties)
         axes.set_yticks(range(len(budgets)), ["∞" if math.isinf(epsilon) else f"{epsilon:g}" for epsilon in budgets])
     panels[0][0].set_ylabel("ε")
@@ -164,7 +175,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--sizes", type=place, metavar="PARTIES:EPSILON", help="vary the support's size here instead")
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--first-seed", type=int, default=2, help="0 and 1 are those that dp-pfedhome's settings were chosen on")
+    parser.add_argument(
+        "--first-seed", type=int, default=2, help="0 and 1 are those that dp-pfedhome's settings were chosen on"
+    )
     parser.add_argument("--ranks", type=int, default=3, help="a server and a rank for every core (default 3)")
     parser.add_argument("--keep", type=Path, default=Path("runs/regime"))
     parser.add_argument("--show", action="store_true", help="run nothing, print what is kept")
@@ -174,7 +187,11 @@ def main() -> None:
     show_machine(facts)
     if options.sizes:
         wanted = [
-            (f"S = {density}", f"--method dp-pfeddsu --support shared --sparse-layers 4 --density {density}", *options.sizes)
+            (
+                f"S = {density}",
+                f"--method dp-pfeddsu --support shared --sparse-layers 4 --density {density}",
+                *options.sizes,
+            )
             for density in DENSITIES
         ]
     else:

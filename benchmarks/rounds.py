@@ -39,7 +39,12 @@ def flower(python: str, data: Path, rounds: int, kind: str) -> dict:
     command = [python, "-m", "benchmarks.rounds_flower", str(data), str(rounds), kind]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=Path(__file__).parent.parent
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=Path(__file__).parent.parent,
     )
     memory = launch.PeakMemory(process.pid)
     memory.start()

@@ -84,7 +84,9 @@ def main() -> None:
         local_work(extractor, head, x, y, same)
         context.state["head"] = ArrayRecord(head.state_dict())
         counted = MetricRecord({"num-examples": len(y)})
-        return Message(RecordDict({"arrays": ArrayRecord(extractor.state_dict()), "metrics": counted}), reply_to=message)
+        return Message(
+            RecordDict({"arrays": ArrayRecord(extractor.state_dict()), "metrics": counted}), reply_to=message
+        )
 
     @server.main()
     def serve(grid, context):

@@ -69,7 +69,9 @@ class Algorithm(ABC):
     supports: tuple[str, ...] = ("dense",)  # the values of --support that make sense for it
     shares: bool = True  # False: nothing is sent; the run is one evaluation
     bound: float | None = None  # a method without noise: the range of its encoding, in place of --clip
-    noise_ratio: float = 0.0  # the engine sets it: R, a run's noise over the most that its updates can carry; 0: no noise
+    noise_ratio: float = (
+        0.0  # the engine sets it: R, a run's noise over the most that its updates can carry; 0: no noise
+    )
     pays_below: float = 8.0  # the noise_ratio above which parties did better alone (benchmarks/README.md) ...
     measured_with: str = "centaur"  # ... with this method: the nearest one, where its own is not known
     chooses_clear: bool = False  # whether `clear_parties` follows --clear-rule

@@ -59,7 +59,10 @@ def resolve(argv: list[str]) -> Config:
 
 
 # What may differ when a run is resumed: where it computes and is kept, not what is computed.
-MAY_CHANGE = {"run": ("out", "resume", "checkpoint_every", "keep_parties", "round_deadline"), "data": ("data_dir", "cache_dir")}
+MAY_CHANGE = {
+    "run": ("out", "resume", "checkpoint_every", "keep_parties", "round_deadline"),
+    "data": ("data_dir", "cache_dir"),
+}
 
 
 def _refuse_changes(saved: Config, config: Config) -> None:

@@ -120,7 +120,9 @@ def test_kept_results_are_those_of_their_arguments(monkeypatch, capsys, tmp_path
     from benchmarks import launch
 
     ran = []
-    monkeypatch.setattr(launch, "job", lambda mpirun, ranks, arguments, *rest: ran.append(arguments) or {"accuracy": 0.5})
+    monkeypatch.setattr(
+        launch, "job", lambda mpirun, ranks, arguments, *rest: ran.append(arguments) or {"accuracy": 0.5}
+    )
     jobs = launch.KeptJobs(tmp_path, 3)
     for _ in range(2):
         assert jobs.run("name", ["--rounds", "3"], ["--data-dir", "x"])["accuracy"] == 0.5

@@ -43,7 +43,12 @@ def test_the_demo_is_where_sharing_can_pay_and_the_papers_parties_are_a_preset_o
     assert (config.run.preset, config.run.parties, config.aggregation.graph) == ("demo", 200, "regular")
     assert config.privacy.delta < 1 / config.run.parties
     before = resolve(["--preset", "demo-20"])
-    assert (before.run.parties, before.run.rounds, before.data.partition, before.data.classes_per_party) == (20, 30, "classes", 5)
+    assert (before.run.parties, before.run.rounds, before.data.partition, before.data.classes_per_party) == (
+        20,
+        30,
+        "classes",
+        5,
+    )
     assert (before.privacy.epsilon, before.privacy.clip, before.aggregation.graph) == (8, 0.01, "complete")
 
 
@@ -187,7 +192,10 @@ WRONG_FILES = [
     ("run: {rounds: many}", "run.rounds = 'many': must be of type int"),
     ("run: {rounds: true}", "run.rounds = True: must be of type int"),
     ("run: {round: 3}", "unknown setting run.round, allowed: preset"),
-    ("ratings: {validation_fraction: 0.1}", "ratings.validation_fraction belongs to another layer, data.validation_fraction"),
+    (
+        "ratings: {validation_fraction: 0.1}",
+        "ratings.validation_fraction belongs to another layer, data.validation_fraction",
+    ),
     ("training: 5", "training must hold named settings"),
     ("misc: {a: 1}", "unknown layer 'misc', allowed: run"),
     ("[1, 2]", "expected settings grouped by layer"),

@@ -378,7 +378,10 @@ def test_figures_that_reach_rank_0_leave_no_epsilon_towards_it(make_config, run_
     for metrics, flags in (("party", ""), ("securesum", "--aggregation secure")):
         summary = run_in_memory(make_config(f"{flags} --entropy os --metrics {metrics}"), 3)
         assert summary["epsilon_server"] is None and not summary["private"]
-        assert "epsilon_server does not hold" in summary["epsilon_reason"] and "--metrics none" in summary["epsilon_reason"]
+        assert (
+            "epsilon_server does not hold" in summary["epsilon_reason"]
+            and "--metrics none" in summary["epsilon_reason"]
+        )
         assert summary["epsilon_outside"] is not None and summary["epsilon_party"] is not None
 
 

@@ -88,7 +88,9 @@ def test_one_lost_party_is_enough_and_is_remembered_across_a_resume(toy, run_in_
 
 def test_colluders_who_could_open_an_input_are_refused(toy, run_in_memory):
     """They hold a threshold of the shares of both secrets: a sum hides nothing from them."""
-    with pytest.raises(ConfigError, match="colluding = 4: so many open any single update with rank 0; must be at most 3"):
+    with pytest.raises(
+        ConfigError, match="colluding = 4: so many open any single update with rank 0; must be at most 3"
+    ):
         run_in_memory(toy("--aggregation secure --colluding 4"), 3)
     assert run_in_memory(toy("--aggregation secure --colluding 3"), 3)["epsilon_server"] is not None
     with pytest.raises(ConfigError, match=r"colluding = 100: .* at most --corrupt \(0.05\) of 200"):
@@ -235,6 +237,8 @@ def test_no_checksum_of_the_data_leaves_a_rank_that_keeps_its_figures(make_confi
     from fedmpi.wire.messages import Ready
 
     seen, check = [], Server._check_ready
-    monkeypatch.setattr(Server, "_check_ready", lambda self, rank, message: (seen.append(message), check(self, rank, message)))
+    monkeypatch.setattr(
+        Server, "_check_ready", lambda self, rank, message: (seen.append(message), check(self, rank, message))
+    )
     run_in_memory(make_config("--entropy os"), 3)
     assert [message.data for message in seen] == [0, 0] and isinstance(seen[0], Ready)

@@ -13,7 +13,9 @@ from fedmpi.report import files
 
 def modes(root):
     return {
-        str(path.relative_to(root)): stat.S_IMODE(path.stat().st_mode) for path in (root, *root.rglob("*")) if path.exists()
+        str(path.relative_to(root)): stat.S_IMODE(path.stat().st_mode)
+        for path in (root, *root.rglob("*"))
+        if path.exists()
     }
 
 
@@ -25,7 +27,9 @@ def test_a_run_is_its_owner_s_alone(make_config, run_in_memory, tmp_path):
     finally:
         os.umask(before)
     found = modes(config.out)
-    assert {"checkpoint/2/parties-00000-00001.npz", "checkpoint/account.json", "summary.json", "rounds.jsonl"} <= set(found)
+    assert {"checkpoint/2/parties-00000-00001.npz", "checkpoint/account.json", "summary.json", "rounds.jsonl"} <= set(
+        found
+    )
     assert not {name: oct(mode) for name, mode in found.items() if mode & 0o077}
 
 
@@ -33,7 +37,9 @@ def test_what_is_written_is_on_the_disk_before_the_call_returns(tmp_path, monkey
     """In order: the content, then its name in the folder."""
     seen = []
     fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (seen.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file"), fsync(fd)))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (seen.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file"), fsync(fd))
+    )
     monkeypatch.setattr(os, "replace", lambda *names: (seen.append("rename"), replace(*names)))
     for write, value in ((files.write_text, "x"), (files.write_json, {}), (files.write_arrays, {"a": np.zeros(2)})):
         seen.clear()

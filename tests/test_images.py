@@ -106,7 +106,9 @@ def test_catalog_lists_the_data_sets_with_terms_and_source():
 
 @pytest.mark.parametrize("name", ["cifar", "", None, ["digits"]])
 def test_unknown_data_set_is_told_of_images_and_ratings(name):
-    listed = r"must be one of cifar10, cifar100, digits, emnist, .*, mnist \(images\) or generated, .*, ml-1m \(ratings\)$"
+    listed = (
+        r"must be one of cifar10, cifar100, digits, emnist, .*, mnist \(images\) or generated, .*, ml-1m \(ratings\)$"
+    )
     with pytest.raises(ConfigError, match=listed):
         catalog.get(name)
 
@@ -135,7 +137,9 @@ def test_digits():
 
 def test_scikit_learn_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(DataError, match=r"^scikit-learn is not installed; .*: pip install -c launch/constraints.txt -e \.$"):
+    with pytest.raises(
+        DataError, match=r"^scikit-learn is not installed; .*: pip install -c launch/constraints.txt -e \.$"
+    ):
         catalog.get("digits").load(None)
 
 
@@ -146,7 +150,9 @@ def test_torchvision_not_installed_gets_the_command_that_keeps_torch(monkeypatch
     for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(DataError, match=r"is not installed; .*: pip install -c launch/constraints.txt -e '\.\[images\]'$"):
+    with pytest.raises(
+        DataError, match=r"is not installed; .*: pip install -c launch/constraints.txt -e '\.\[images\]'$"
+    ):
         images.import_torchvision_datasets()
 
 

@@ -31,7 +31,9 @@ def test_updates_that_are_cut_a_little_are_told_without_a_warning(make_config, r
     assert line.startswith("clipping: ") and "their mean norm 1 times that; what is beyond C is lost" in line
 
 
-@pytest.mark.parametrize("flags", ["--clip 9", "--method fedrep --support dense", "--method local-only --support dense"])
+@pytest.mark.parametrize(
+    "flags", ["--clip 9", "--method fedrep --support dense", "--method local-only --support dense"]
+)
 def test_where_nothing_is_cut_nothing_is_said(flags, make_config, run_in_memory, capsys):
     run_in_memory(make_config(f"{flags} --epsilon inf"), 3)
     assert said(capsys) == []
@@ -40,7 +42,9 @@ def test_where_nothing_is_cut_nothing_is_said(flags, make_config, run_in_memory,
 @pytest.mark.parametrize("flags", ["--metrics none", "--metrics securesum --aggregation secure"])
 def test_where_norms_stay_home_that_is_said_instead(flags, make_config, run_in_memory, capsys):
     run_in_memory(make_config(f"--clip 0.0001 --epsilon inf {flags}"), 3)
-    assert said(capsys) == ["clipping: norms of updates stay home with these metrics, so how much C cuts is not known here"]
+    assert said(capsys) == [
+        "clipping: norms of updates stay home with these metrics, so how much C cuts is not known here"
+    ]
 
 
 def test_a_method_whose_bound_is_that_of_each_value_is_left_out(make_config, run_in_memory, capsys):

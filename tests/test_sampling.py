@@ -38,7 +38,9 @@ def bounds(sigma, q, rounds):
 def account_of(config, dimension=400):
     privacy = config.privacy
     sigma = calibrate(privacy.epsilon, privacy.delta, privacy.sampling, config.run.rounds)
-    encoding = plan(clip=1.0, dimension=dimension, parties=config.run.parties, multiplier=sigma, rounds=config.run.rounds)
+    encoding = plan(
+        clip=1.0, dimension=dimension, parties=config.run.parties, multiplier=sigma, rounds=config.run.rounds
+    )
     return PrivacyAccount(config, Release.of(config, encoding, sigma), lambda hidden, colluding: False), sigma
 
 
@@ -152,7 +154,10 @@ def test_a_small_cohort_is_filled_up_and_every_round_counts(make_config, run_in_
 
 def test_filled_cohorts_give_one_model_whatever_the_aggregation_and_placement(make_config, run_in_memory):
     runs = [("plain", 3), ("secure", 3), ("secure", 9), ("hybrid --clear-parties 2", 3)]
-    hashes = {run_in_memory(make_config(f"{SMALL_COHORTS} --aggregation {how}"), ranks)["model_sha256"] for how, ranks in runs[:3]}
+    hashes = {
+        run_in_memory(make_config(f"{SMALL_COHORTS} --aggregation {how}"), ranks)["model_sha256"]
+        for how, ranks in runs[:3]
+    }
     assert len(hashes) == 1
     # a hybrid takes its fillers from the hidden ones, which are others
     assert run_in_memory(make_config(f"{SMALL_COHORTS} --aggregation {runs[3][0]}"), 3)["epsilon_outside"] is not None

@@ -398,11 +398,15 @@ def test_a_hybrid_round_waits_for_local_work_in_the_clear(make_config, run_in_me
         assert summary["dropouts"]["real"] == 0 and summary["model_sha256"] == quick["model_sha256"]
 
 
-def test_test_figures_that_could_not_be_added_up_are_not_those_of_an_earlier_round(make_config, run_in_memory, monkeypatch):
+def test_test_figures_that_could_not_be_added_up_are_not_those_of_an_earlier_round(
+    make_config, run_in_memory, monkeypatch
+):
     from fedmpi.runtime import evaluate
 
     whole = evaluate._add_up
-    monkeypatch.setattr(evaluate, "_add_up", lambda server, round, *rest: whole(server, round, *rest) if round < 3 else None)
+    monkeypatch.setattr(
+        evaluate, "_add_up", lambda server, round, *rest: whole(server, round, *rest) if round < 3 else None
+    )
     config = make_config(f"{SECURE} --metrics securesum --eval-every 1")
     summary = run_in_memory(config, 3)
     assert rows(config)[1]["accuracy"] is not None and summary["accuracy"] is None
@@ -417,7 +421,9 @@ def test_parties_lost_from_test_figures_are_told(lost, said, make_config, run_in
             say(self, party, messages)
 
     monkeypatch.setattr(Client, "say", silent)
-    summary = run_in_memory(make_config(f"{SECURE} --rounds 1 --metrics securesum --round-deadline 3 --phase-deadline 1"), 3)
+    summary = run_in_memory(
+        make_config(f"{SECURE} --rounds 1 --metrics securesum --round-deadline 3 --phase-deadline 1"), 3
+    )
     told = capsys.readouterr().out
     assert said in told and "test figures of round 1" in told and summary["dropouts"]["real"] >= len(lost)
     assert (summary["accuracy"] is None) == (len(lost) > 2)
@@ -438,7 +444,9 @@ def test_in_a_test_nobody_is_in_the_clear_and_waited_for_longer(make_config, run
             say(self, party, messages)
 
     monkeypatch.setattr(Client, "say", silent)
-    flags = "--rounds 1 --aggregation hybrid --clear-parties 0 --metrics securesum --round-deadline 40 --phase-deadline 1"
+    flags = (
+        "--rounds 1 --aggregation hybrid --clear-parties 0 --metrics securesum --round-deadline 40 --phase-deadline 1"
+    )
     start = time.monotonic()
     assert run_in_memory(make_config(f"{SECURE} {flags}"), 3)["dropouts"]["real"] == 1
     assert time.monotonic() - start < 40

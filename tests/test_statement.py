@@ -126,7 +126,9 @@ def test_figures_without_noise_leave_no_epsilon_towards_the_server(metrics):
 
 
 def test_what_the_active_adversary_can_still_do_is_said():
-    assert any("replays an earlier round" in line and "not stopped yet" in line for line in say(adversary="active").trust)
+    assert any(
+        "replays an earlier round" in line and "not stopped yet" in line for line in say(adversary="active").trust
+    )
     assert not any("replays" in line for line in say().trust)
 
 
@@ -167,7 +169,9 @@ def test_every_statement_is_plain_json():
             assert said.private <= (entropy == "os" and support in ("shared", "dense") and kind == "rdp" and sigma > 0)
 
 
-@pytest.mark.parametrize("wrong", ["support", "aggregation", "entropy", "accountant", "metrics", "denominator", "adversary"])
+@pytest.mark.parametrize(
+    "wrong", ["support", "aggregation", "entropy", "accountant", "metrics", "denominator", "adversary"]
+)
 def test_unknown_settings_raise(wrong):
     with pytest.raises(ConfigError, match=f"{wrong} 'x': must be one of"):
         say(**{wrong: "x"})

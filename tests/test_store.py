@@ -470,7 +470,8 @@ def test_the_cap_on_training_samples_holds_beside_validation(toy, tmp_path):
     """What is held out is held out before the cap, so that settings are chosen with as many samples as they will have."""
     for settings in VALIDATED[1], VALIDATED[3]:
         plain, tuned = (
-            shards(prepare(PartitionSpec(dataset="toy", validation_fraction=share, **settings), tmp_path)) for share in (0.0, 0.25)
+            shards(prepare(PartitionSpec(dataset="toy", validation_fraction=share, **settings), tmp_path))
+            for share in (0.0, 0.25)
         )
         assert [len(shard.train_y) for shard in plain] == [len(shard.train_y) for shard in tuned]
 

@@ -105,7 +105,12 @@ class Gone:
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(28, "No space left on device"), BrokenPipeError(), OSError(5, "Input/output error"), UnicodeEncodeError("ascii", "ε", 0, 1, "x")],
+    [
+        OSError(28, "No space left on device"),
+        BrokenPipeError(),
+        OSError(5, "Input/output error"),
+        UnicodeEncodeError("ascii", "ε", 0, 1, "x"),
+    ],
     ids=lambda error: type(error).__name__,
 )
 def test_a_run_goes_on_when_nobody_can_be_told(error, make_config, run_in_memory, monkeypatch):

@@ -151,9 +151,7 @@ def _held_out(
     y: np.ndarray, parts: list[np.ndarray], fraction: float, seed: int, purpose: str, public: np.ndarray
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """(what stays, what is held out) of every party's samples; what is held out is struck off `public`."""
-    marks = [
-        partition.hold_out(y[part], fraction, keyed_rng(seed, purpose, party)) for party, part in enumerate(parts)
-    ]
+    marks = [partition.hold_out(y[part], fraction, keyed_rng(seed, purpose, party)) for party, part in enumerate(parts)]
     held = [part[mark] for part, mark in zip(parts, marks)]
     public[np.concatenate(held)] = False
     return [part[~mark] for part, mark in zip(parts, marks)], held

@@ -45,9 +45,7 @@ _SHOWN = {
     "securesum": "epsilon_server does not hold: sums of the parties' test figures reached rank 0 without noise; --metrics none "
     "keeps them home",
 }
-_NOT_AMPLIFIED = (
-    "epsilon_outside is without amplification by sampling: parties were lost, and what is left of the noise tells who was drawn"
-)
+_NOT_AMPLIFIED = "epsilon_outside is without amplification by sampling: parties were lost, and what is left of the noise tells who was drawn"
 _RECOMPUTABLE = "the noise can be recomputed from the run's seed, so it protects nobody"
 _WOULD_HOLD = "the figure is what the same run with --entropy os would hold"
 
@@ -147,7 +145,9 @@ def state(
             reasons.append(_SHOWN[metrics])
             server = None
         if party is None:
-            reasons.append("epsilon_party is unbounded: in some round no noise was left but that of the party that looks")
+            reasons.append(
+                "epsilon_party is unbounded: in some round no noise was left but that of the party that looks"
+            )
         if denominator == "survivors" and (outside is not None or party is not None):
             reasons.append(_SURVIVORS)
             outside = party = None
@@ -196,15 +196,13 @@ _ACTIVE = (
 )
 
 
-_SAMPLED = (
-    "sampling: whether a party answers must not depend on who else was drawn; that a run lost nobody would otherwise say who was"
+_SAMPLED = "sampling: whether a party answers must not depend on who else was drawn; that a run lost nobody would otherwise say who was"
+_SPARSE = (
+    "graph regular: towards rank 0 and its colluders, except with probability 2^-40 a round, which delta does not count"
 )
-_SPARSE = "graph regular: towards rank 0 and its colluders, except with probability 2^-40 a round, which delta does not count"
 
 
-def _trust(
-    aggregation: str, parties: int, colluding: int, adversary: str, sampled: bool, sparse: bool
-) -> list[str]:
+def _trust(aggregation: str, parties: int, colluding: int, adversary: str, sampled: bool, sparse: bool) -> list[str]:
     server = {
         "plain": _LOCAL,
         "secure": _SUMMED,

@@ -25,7 +25,9 @@ class Context(RatingMethod):
                 f"optimizer = counted: {config.run.method} has no items whose raters it counts; take adam or sgd"
             )
         if settings.min_raters > 1:
-            raise ConfigError(f"min_raters = {settings.min_raters}: {config.run.method} shares no items to leave out; take 0")
+            raise ConfigError(
+                f"min_raters = {settings.min_raters}: {config.run.method} shares no items to leave out; take 0"
+            )
         if server.denominator != "none":
             raise ConfigError(f"denominator = {server.denominator}: {config.run.method} adds gradients up; take none")
         self.item_x = padded(item_features(store))

@@ -94,7 +94,9 @@ class Record:
         if release.shortens and not by_coordinate:
             self.bound = encoding.clip
             if config.privacy.shown != "party":
-                self.terminal.say("clipping: norms of updates stay home with these metrics, so how much C cuts is not known here")
+                self.terminal.say(
+                    "clipping: norms of updates stay home with these metrics, so how much C cuts is not known here"
+                )
         ratio = privacy.noise_to_signal()
         for line in warnings(config.privacy.delta, config.run.parties, ratio, pays_below, measured_with):
             self.terminal.warn(line)
@@ -205,7 +207,9 @@ def claim_folder(path: Path) -> int | None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise ConfigError(f"out = {path}: another job is at work in it; wait for it, or choose another folder") from None
+        raise ConfigError(
+            f"out = {path}: another job is at work in it; wait for it, or choose another folder"
+        ) from None
     except OSError:
         os.close(lock)
         return None

@@ -95,7 +95,9 @@ class Terminal:
     def _open(screen: str | None) -> Console | None:
         """A console on the terminal itself: a launcher passes output on line by line, and a progress bar ends none."""
         try:
-            return _Console(file=open(screen, "w", errors="replace"), force_terminal=True, width=WIDTH) if screen else None
+            return (
+                _Console(file=open(screen, "w", errors="replace"), force_terminal=True, width=WIDTH) if screen else None
+            )
         except OSError:
             return None
 

@@ -82,7 +82,9 @@ class PrivacyAccount:
         others = self._of_sum(round, max(1, number - 1), coordinates)
         self._join(self.party, round, survivors, others, 1.0)
 
-    def cut_short(self, round: int, drawn: Collection[int], cohort: Collection[int], fewest: int, clear: Collection[int]) -> None:
+    def cut_short(
+        self, round: int, drawn: Collection[int], cohort: Collection[int], fewest: int, clear: Collection[int]
+    ) -> None:
         """Count a round that an interruption ended: nobody outside saw its sum, rank 0 may have seen all of it, with no more
         noise than that of the `fewest` that the protocol lets through."""
         self.failed()
@@ -95,7 +97,9 @@ class PrivacyAccount:
             noises -= self._config.aggregation.colluding
             self._join(self.server, round, hidden, self._of_sum(round, noises, coordinates), 1.0)
 
-    def _join(self, view: ServerView, round: int, parties: Collection[int], multiplier: float, adjacency: float) -> None:
+    def _join(
+        self, view: ServerView, round: int, parties: Collection[int], multiplier: float, adjacency: float
+    ) -> None:
         """Only who was drawn: a sum with a filler's noise tells nothing of the filler."""
         members = [party for party in parties if party in self._asked[round].drawn]
         if members and self.noisy:

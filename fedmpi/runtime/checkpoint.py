@@ -107,7 +107,9 @@ def load_account(config: Config) -> tuple[dict, UnderWay | None]:
             under_way = UnderWay(int(round), drawn, cohort)
         return saved["privacy"], under_way
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise DataError(f"{path} cannot be used ({error}): what was released before the interruption is unknown") from None
+        raise DataError(
+            f"{path} cannot be used ({error}): what was released before the interruption is unknown"
+        ) from None
 
 
 def forget_all(config: Config) -> None:

@@ -198,7 +198,9 @@ class Client:
         model = state.model
         self.turn = (party, "encode")
         identity = self.identities.get(party)
-        most_lost = self.algorithm.most_lost(model.theta) if isinstance(model, Train) else None  # who fills has no theta
+        most_lost = (
+            self.algorithm.most_lost(model.theta) if isinstance(model, Train) else None
+        )  # who fills has no theta
         with self.meter("encode"):
             state.session = self.aggregator.party(
                 model.round, party, model.hidden, release.encoding, encoded, support, identity, most_lost

@@ -446,7 +446,9 @@ def register(*kinds: type[Message]) -> None:
             raise ValueError(f"{kind.__name__}: type {kind.TYPE} is taken, or its phase {kind.PHASE!r} is unknown")
 
 
-register(Setup, Ready, Fill, Train, SupportProposal, SupportUnion, PlainInput, PlainRows, TrainReport, Evaluate, EvalReport)
+register(
+    Setup, Ready, Fill, Train, SupportProposal, SupportUnion, PlainInput, PlainRows, TrainReport, Evaluate, EvalReport
+)
 register(Checkpoint, Stop, Account)
 
 
