@@ -5,6 +5,8 @@
 Bits depend on the CPU family and on library versions: elsewhere than where the table was made hashes and scores are not compared.
 """
 
+import collections
+import csv
 import json
 import os
 import platform
@@ -101,8 +103,6 @@ EXACT = (
     "epsilon_reason",
     "private",
     "delta",
-    "bytes_up",
-    "bytes_down",
     "dropouts",
     "rounds",
     "parties",
@@ -119,6 +119,16 @@ BITS = (
     "rmse_private_model",
 )
 CLOSE = ("epsilon_outside", "epsilon_server", "epsilon_party", "epsilon_nominal")
+
+
+def logical_bytes(ledger: Path) -> dict[str, int]:
+    """By phase and direction. Not those that hold a configuration's text or a stopwatch's digits."""
+    total: collections.Counter = collections.Counter()
+    with ledger.open() as lines:
+        for row in csv.DictReader(lines):
+            if row["phase"] not in ("setup", "bookkeeping"):
+                total[f"{row['phase']} {row['direction']}"] += int(row["logical_payload"]) + int(row["logical_framing"])
+    return dict(total)
 
 
 def result(ranks: int, flags: str, folder: Path) -> dict:
@@ -142,6 +152,7 @@ def result(ranks: int, flags: str, folder: Path) -> dict:
     kept = {name: summary[name] for name in (*EXACT, *BITS, *CLOSE) if name in summary}
     if "os" in flags.split():
         kept = {name: value for name, value in kept.items() if name not in BITS}
+    kept["bytes"] = logical_bytes(folder / "run" / "messages.csv")
     statement = json.loads((folder / "run" / "privacy.json").read_text())
     return kept | {
         name: statement[name] for name in ("trust", "released", "mechanism", "worst_party", "rounds_accounted")
