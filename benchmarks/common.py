@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from time import perf_counter
 
-from fedmpi.report.files import write_json
+from fedmpi.files import write_json
 
 
 def arguments(module: str, about: str) -> argparse.ArgumentParser:

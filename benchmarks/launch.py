@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from fedmpi.report.files import write_json
+from fedmpi.files import write_json
 
 ROOT = Path(__file__).parent.parent
 

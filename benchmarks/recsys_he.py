@@ -16,8 +16,9 @@ from time import process_time
 import numpy as np
 
 from benchmarks.common import arguments, machine, save, show_machine
-from fedmpi.privacy.words import SeededWords
-from fedmpi.secagg import encoding, graph
+from fedmpi.privacy import encoding
+from fedmpi.randomness.words import SeededWords
+from fedmpi.secagg import graph
 from fedmpi.secagg.messages import ShareList
 from fedmpi.secagg.party import SecAggParty
 from fedmpi.secagg.rules import Rules

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedmpi.crypto.keys import Agreement, Channel, commit, public_key
 from fedmpi.crypto.shamir import create_shares, encode_share, secret_to_int
-from fedmpi.privacy.words import SeededWords
+from fedmpi.randomness.words import SeededWords
 from fedmpi.secagg import graph as graphs
 from fedmpi.secagg.messages import (
     SEALED,

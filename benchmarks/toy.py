@@ -6,7 +6,7 @@ Every party's update is a pseudo-random vector of the length of ml-100k's item f
 import numpy as np
 
 from fedmpi.algorithm import LocalUpdate, PartyAlgorithm, References, Score
-from fedmpi.privacy.words import SeededWords
+from fedmpi.randomness.words import SeededWords
 
 DIMENSION = 33_640
 

@@ -24,10 +24,10 @@ from fedmpi.attacks.recovery import LEVELS, recovery_table
 from fedmpi.attacks.sums import exposure_by_raters, leak_from_sum
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, FedmpiError
+from fedmpi.files import write_json
 from fedmpi.recsys.factorisation import Factorisation
 from fedmpi.recsys.layout import curvature
 from fedmpi.recsys.masked import Masked
-from fedmpi.report.files import write_json
 from fedmpi.runtime import build
 
 # A later round than this is not repeated: sums are as still as they get.

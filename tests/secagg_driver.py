@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmpi.crypto.keys import signing_public
 from fedmpi.errors import ProtocolError
-from fedmpi.privacy.words import SeededWords
+from fedmpi.randomness.words import SeededWords
 from fedmpi.secagg import graph as graphs
 from fedmpi.secagg.party import Identity, SecAggParty
 from fedmpi.secagg.rules import Rules

@@ -326,7 +326,7 @@ def test_a_damaged_checkpoint_is_refused():
 def test_a_run_without_sampling_does_not_wait_for_dp_accounting():
     code = (
         "import sys\n"
-        "from fedmpi.privacy import accountant, mechanisms, statement, words\n"
+        "from fedmpi.privacy import accountant, noise, statement; from fedmpi.randomness import words\n"
         "a = accountant.Accountant('pld')\n"
         "a.spend(accountant.calibrate(1.0, 1e-5, 1.0, 100), 1.0)\n"
         "a.epsilon(1e-5)\n"

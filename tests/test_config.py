@@ -11,9 +11,9 @@ from fedmpi.aggregation.choose import Aggregator
 from fedmpi.cli import presets, resolve
 from fedmpi.config import LAYERS, Config, from_dict
 from fedmpi.errors import ConfigError
+from fedmpi.privacy.encoding import Encoding
 from fedmpi.report.record import Record
 from fedmpi.report.terminal import Terminal
-from fedmpi.secagg.encoding import Encoding
 
 
 @pytest.mark.parametrize("name", sorted(presets()))

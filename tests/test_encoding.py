@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from fedmpi.aggregation.plain import PlainParty, PlainServer
 from fedmpi.errors import ConfigError, ProtocolError
-from fedmpi.privacy.mechanisms import clip, discrete_gaussian, round_conditionally
-from fedmpi.privacy.words import SeededWords
-from fedmpi.secagg.encoding import Encoding, needed_bits, plan
+from fedmpi.privacy.encoding import Encoding, needed_bits, plan
+from fedmpi.privacy.noise import clip, discrete_gaussian, round_conditionally
+from fedmpi.randomness.words import SeededWords
 from fedmpi.wire.bits import packed_size
 from fedmpi.wire.messages import PlainInput, TrainReport
 from fedmpi.wire.support import support_size

@@ -7,8 +7,8 @@ import stat
 import numpy as np
 import pytest
 
+from fedmpi import files
 from fedmpi.cli import resolve
-from fedmpi.report import files
 
 
 def modes(root):

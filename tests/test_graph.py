@@ -14,7 +14,7 @@ from scipy import stats
 
 from fedmpi.crypto.prg import KeyStream
 from fedmpi.errors import ConfigError, ProtocolError
-from fedmpi.privacy.words import SeededWords
+from fedmpi.randomness.words import SeededWords
 from fedmpi.secagg import graph as graphs
 from fedmpi.secagg.graph import (
     Graph,

@@ -12,6 +12,7 @@ from fedmpi.aggregation.rows import RowServer
 from fedmpi.algorithm import RowUpdates, method_names
 from fedmpi.cli import resolve
 from fedmpi.errors import ConfigError, ProtocolError
+from fedmpi.privacy.encoding import Encoding
 from fedmpi.recsys.buckets import buckets
 from fedmpi.recsys.factors import Parties, Rule, predict
 from fedmpi.recsys.layout import Layout
@@ -21,7 +22,6 @@ from fedmpi.recsys.rule import ClearRule
 from fedmpi.recsys.steps import Adam, Counted, Sgd
 from fedmpi.runtime import build, rows
 from fedmpi.runtime.release import Release
-from fedmpi.secagg.encoding import Encoding
 from fedmpi.wire.messages import PlainRows, decode, encode
 
 METHODS = method_names(("fedmpi.recsys.methods",))

@@ -14,10 +14,10 @@ from scipy.stats import binom, norm
 from fedmpi.cli import resolve
 from fedmpi.errors import ProtocolError
 from fedmpi.privacy.accountant import calibrate
+from fedmpi.privacy.encoding import plan
 from fedmpi.runtime import schedule
 from fedmpi.runtime.account import PrivacyAccount
 from fedmpi.runtime.release import Release
-from fedmpi.secagg.encoding import plan
 from fedmpi.wire.messages import Train
 
 DELTA = 1e-5

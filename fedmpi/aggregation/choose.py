@@ -11,9 +11,9 @@ from fedmpi.aggregation.rows import RowServer
 from fedmpi.aggregation.secure import HybridServer, SecureParty, SecureServer
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError
-from fedmpi.privacy.words import WordSource
+from fedmpi.privacy.encoding import Encoding
+from fedmpi.randomness.words import WordSource
 from fedmpi.secagg import graph
-from fedmpi.secagg.encoding import Encoding
 from fedmpi.secagg.party import Identity, SecAggParty
 from fedmpi.secagg.rules import Meter, Rules, no_meter
 from fedmpi.secagg.server import SecAggServer

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedmpi.aggregation.base import PartySession, ServerSession, Sum
 from fedmpi.errors import ProtocolError, WireError
-from fedmpi.secagg.encoding import Encoding
+from fedmpi.privacy.encoding import Encoding
 from fedmpi.wire.bits import pack, packed_size, unpack
 from fedmpi.wire.messages import PlainInput
 from fedmpi.wire.support import decode_support, encode_support

@@ -5,7 +5,7 @@ import numpy as np
 from fedmpi.aggregation.base import ServerSession, Sum
 from fedmpi.aggregation.plain import PlainServer
 from fedmpi.errors import ProtocolError
-from fedmpi.secagg.encoding import Encoding
+from fedmpi.privacy.encoding import Encoding
 from fedmpi.wire.messages import PlainRows
 
 # Rows added at a time: their 64-bit copies stay within some ten megabytes.

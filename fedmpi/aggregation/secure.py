@@ -4,7 +4,7 @@ import numpy as np
 
 from fedmpi.aggregation.base import Answers, PartySession, ServerSession, Sum
 from fedmpi.aggregation.plain import PlainServer
-from fedmpi.secagg.encoding import Encoding
+from fedmpi.privacy.encoding import Encoding
 from fedmpi.secagg.party import SecAggParty
 from fedmpi.secagg.server import SecAggServer
 from fedmpi.wire.messages import Message, PlainRows

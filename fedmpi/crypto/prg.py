@@ -1,6 +1,6 @@
 """The secret source of random words: an AES-256 key stream in counter mode, for `entropy: os`.
 
-`KeyStream` answers `words(n)` as `fedmpi.privacy.words.SeededWords` does, so noise and rounding read either. The key
+`KeyStream` answers `words(n)` as `fedmpi.randomness.words.SeededWords` does, so noise and rounding read either. The key
 is a party's own, from the operating system; it is never sent, never written to a checkpoint and never printed.
 """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from fedmpi.data import catalog, partition
 from fedmpi.data.images import ImageSet
 from fedmpi.errors import ConfigError, DataError
+from fedmpi.randomness.words import labelled_generator
 
 BY_CLASSES = ("classes", "drawn")  # every party has exactly s of them
 SCHEMES = ("classes", "drawn", "dirichlet", "writers")
@@ -116,9 +116,7 @@ class Plan:
 
 def keyed_rng(seed: int, *purpose: object) -> np.random.Generator:
     """A generator for one purpose: no draw depends on how many draws were made for another."""
-    label = "/".join(str(part) for part in (seed, "partition", *purpose))
-    key = hashlib.sha256(label.encode()).digest()[:16]
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+    return labelled_generator(seed, "partition", *purpose)
 
 
 def make_plan(spec: PartitionSpec, data: ImageSet) -> Plan:

@@ -9,7 +9,7 @@ import numpy as np
 from fedmpi.algorithm import RowAlgorithm
 from fedmpi.config import Config
 from fedmpi.data.rating_store import RatingBlock, RatingStore
-from fedmpi.privacy.words import SeededWords
+from fedmpi.randomness.words import SeededWords
 
 
 class RatingMethod(RowAlgorithm):

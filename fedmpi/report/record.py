@@ -21,8 +21,8 @@ import yaml
 from fedmpi import __version__
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, DataError
+from fedmpi.files import append_line, make_folder, write_json, write_text
 from fedmpi.privacy.statement import Statement, describe, warnings
-from fedmpi.report.files import append_line, make_folder, write_json, write_text
 from fedmpi.report.terminal import Terminal
 
 #: Clipping is said from this share of cut updates on, and warned of where most are cut and their mean norm is this many times C.

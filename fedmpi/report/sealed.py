@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmpi.errors import DataError
-from fedmpi.report.files import write_arrays
+from fedmpi.files import write_arrays
 
 SEAL = "seal"
 

@@ -9,7 +9,7 @@ import numpy as np
 from fedmpi.config import Config
 from fedmpi.errors import DataError
 from fedmpi.privacy.accountant import Accountant, ServerView
-from fedmpi.privacy.mechanisms import sum_divergence, sum_multiplier
+from fedmpi.privacy.noise import sum_divergence, sum_multiplier
 from fedmpi.privacy.statement import Statement, state
 from fedmpi.runtime.release import Release
 

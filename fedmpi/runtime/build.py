@@ -12,8 +12,8 @@ from fedmpi.config import Config, check, from_dict
 from fedmpi.data.rating_store import RATING_SETS, RatingSpec, RatingStore, prepare_ratings
 from fedmpi.data.store import PartitionSpec, Store, prepare
 from fedmpi.errors import ConfigError, WireError
+from fedmpi.privacy.encoding import plan
 from fedmpi.runtime.release import Release
-from fedmpi.secagg.encoding import plan
 from fedmpi.secagg.pki import read_public
 from fedmpi.transport.ledger import MOST_DETAIL
 

@@ -20,7 +20,7 @@ import numpy as np
 from fedmpi.algorithm import Algorithm
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, DataError
-from fedmpi.report.files import write_arrays, write_json, write_text
+from fedmpi.files import write_arrays, write_json, write_text
 
 
 class UnderWay(NamedTuple):

@@ -12,7 +12,7 @@ has left. The same plan therefore leaves the same survivors under both.
 from dataclasses import dataclass, field
 
 from fedmpi.errors import ConfigError
-from fedmpi.privacy.words import SeededWords, uniform
+from fedmpi.randomness.words import SeededWords, uniform
 from fedmpi.runtime.metrics import EVALUATION
 
 PHASES = {

@@ -12,7 +12,7 @@ from fedmpi.aggregation.base import Answers, ServerSession, Sum
 from fedmpi.aggregation.choose import Aggregator
 from fedmpi.crypto.prg import KeyStream
 from fedmpi.errors import ProtocolError, TransportError, WireError
-from fedmpi.secagg.encoding import Encoding
+from fedmpi.privacy.encoding import Encoding
 from fedmpi.wire.messages import Message, SupportProposal, SupportUnion, TrainReport, speakers
 from fedmpi.wire.support import decode_support, encode_support
 

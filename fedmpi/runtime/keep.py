@@ -13,7 +13,7 @@ from fedmpi import __version__
 from fedmpi.algorithm import Algorithm
 from fedmpi.config import Config
 from fedmpi.errors import DataError
-from fedmpi.report.files import make_folder
+from fedmpi.files import make_folder
 from fedmpi.report.sealed import vector_sha256, write_sealed
 from fedmpi.wire.messages import Evaluate
 

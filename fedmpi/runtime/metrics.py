@@ -9,7 +9,7 @@ import dataclasses
 import numpy as np
 
 from fedmpi.aggregation.choose import Aggregator
-from fedmpi.secagg.encoding import Encoding
+from fedmpi.privacy.encoding import Encoding
 
 EVALUATION = 1 << 30
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmpi.config import Config
-from fedmpi.crypto.prg import KeyStream
 from fedmpi.errors import ProtocolError
-from fedmpi.privacy.mechanisms import clip, discrete_gaussian, round_conditionally
+from fedmpi.privacy.encoding import Encoding
+from fedmpi.privacy.noise import clip, discrete_gaussian, round_conditionally
 from fedmpi.privacy.statement import noise_to_signal
-from fedmpi.privacy.words import SeededWords
-from fedmpi.secagg.encoding import Encoding
+from fedmpi.randomness.sources import source
+from fedmpi.randomness.words import WordSource
 
 ROWS = 1 << 14  # encoded at a time: they stay in the cache
 
@@ -92,7 +92,5 @@ class Release:
             steps[at] = np.rint(chunk, out=chunk)
         return steps, cut
 
-    def _source(self, purpose: str, party: int, round: int):
-        if self.entropy == "os":
-            return KeyStream.from_os(f"{purpose}/{party}/{round}".encode())  # a new key each time, kept nowhere
-        return SeededWords(self.seed, purpose, party, round)
+    def _source(self, purpose: str, party: int, round: int) -> WordSource:
+        return source(self.entropy, self.seed, purpose, party, round)

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmpi.aggregation.rows import row_bits
 from fedmpi.algorithm import RowUpdates
-from fedmpi.secagg.encoding import Encoding
+from fedmpi.privacy.encoding import Encoding
 from fedmpi.wire.frame import NOBODY
 from fedmpi.wire.messages import PlainRows
 

@@ -5,9 +5,9 @@ from collections.abc import Collection
 import numpy as np
 
 from fedmpi.config import Config
-from fedmpi.crypto.prg import KeyStream
 from fedmpi.errors import ProtocolError
-from fedmpi.privacy.words import SeededWords, bernoulli
+from fedmpi.randomness.sources import source
+from fedmpi.randomness.words import WordSource, bernoulli
 
 
 def cohort(config: Config, round: int) -> tuple[int, ...]:
@@ -66,10 +66,8 @@ def check_cohort(config: Config, cohort: int, hidden: int) -> None:
         )
 
 
-def _source(config: Config, purpose: str, round: int):
-    if config.privacy.entropy == "os":
-        return KeyStream.from_os(purpose.encode())
-    return SeededWords(config.run.seed, purpose, 0, round)
+def _source(config: Config, purpose: str, round: int) -> WordSource:
+    return source(config.privacy.entropy, config.run.seed, purpose, 0, round)
 
 
 def expected_cohort(config: Config) -> float:

@@ -56,7 +56,7 @@ import numpy as np
 from fedmpi.errors import ConfigError, ProtocolError
 
 if TYPE_CHECKING:
-    from fedmpi.privacy.words import WordSource
+    from fedmpi.randomness.words import WordSource
 
 BITS = 40  # privacy and recovery each fail with probability at most 2^-40 a round, unless asked otherwise
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fedmpi.algorithm import PartyAlgorithm, References, Score
 from fedmpi.config import Config
 from fedmpi.data.store import Store
-from fedmpi.privacy.words import SeededWords
+from fedmpi.randomness.words import SeededWords
 from fedmpi.vision.augment import Augmentation
 from fedmpi.vision.device import keep_freed_memory, pick_device
 from fedmpi.vision.flat import FlatNetwork

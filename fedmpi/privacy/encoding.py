@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmpi.errors import ConfigError
-from fedmpi.privacy.mechanisms import rounded_norm_bound
+from fedmpi.privacy.noise import rounded_norm_bound
 
 WRAP_BOUND = 2.0**-40  # probability, over the whole run, that noise carries any coordinate of a sum around
 FINEST = 2**20  # steps in C where there is no noise to hide the rounding

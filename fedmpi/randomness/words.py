@@ -66,6 +66,13 @@ class SeededWords:
         return f"SeededWords(seed={seed}, purpose={purpose!r}, party={party}, round={round})"
 
 
+def labelled_generator(*label: object) -> np.random.Generator:
+    """A numpy Generator under the parts of a label, for what is drawn before there are parties or rounds: no draw depends on
+    how many draws were made for another purpose."""
+    key = hashlib.sha256("/".join(map(str, label)).encode()).digest()[:16]
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
+
+
 def uniform(words: np.ndarray) -> np.ndarray:
     """One float64 in [0, 1) for each word: its upper 53 bits, evenly spaced."""
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53

@@ -15,8 +15,8 @@ from scipy import stats
 
 from fedmpi.crypto.prg import KeyStream
 from fedmpi.errors import ConfigError, FedmpiError, ProtocolError
-from fedmpi.privacy import mechanisms
-from fedmpi.privacy.mechanisms import (
+from fedmpi.privacy import noise
+from fedmpi.privacy.noise import (
     clip,
     discrete_gaussian,
     l2_norm,
@@ -25,7 +25,7 @@ from fedmpi.privacy.mechanisms import (
     sum_divergence,
     sum_multiplier,
 )
-from fedmpi.privacy.words import SeededWords, below, bernoulli, fraction, uniform
+from fedmpi.randomness.words import SeededWords, below, bernoulli, fraction, uniform
 
 KEY = bytes(range(32))
 
@@ -414,7 +414,7 @@ def test_memory_does_not_grow_with_the_draw():
     finally:
         tracemalloc.stop()
     assert peak - drawn.nbytes < 4 * 2**20
-    assert mechanisms._CHUNK < n
+    assert noise._CHUNK < n
 
 
 # --- sums of discrete Gaussians ---

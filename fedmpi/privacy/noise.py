@@ -16,7 +16,7 @@ import math
 import numpy as np
 
 from fedmpi.errors import ConfigError, ProtocolError
-from fedmpi.privacy.words import WordSource, bernoulli, fraction
+from fedmpi.randomness.words import WordSource, bernoulli, fraction
 
 # Proposals drawn at a time. Their work arrays stay within a few hundred kilobytes, so they live in the cache and the
 # memory of a draw does not grow with n.
