@@ -516,7 +516,7 @@ def test_a_server_that_shows_two_survivor_lists_opens_nothing():
     shown = {p: with_zero if p in (0, 3, 6) else without_zero for p in round.cohort}
     signatures = {p: round.parties[p].receive(m.SurvivorList(3, p, shown[p])).signature for p in round.cohort}
     for p in round.cohort:
-        proof = tuple(m.Bundle(q, signature) for q, signature in signatures.items())
+        proof = tuple(m.Signed(q, signature) for q, signature in signatures.items())
         with pytest.raises(ProtocolError, match="valid signatures on the survivors"):
             round.parties[p].receive(m.UnmaskRequest(3, p, shown[p], proof))
         if p:

@@ -46,7 +46,7 @@ peer_keys = st.lists(st.builds(secagg.PeerKeys, u32, key, key), max_size=3) | st
 )
 answer = st.builds(secagg.SelfMaskShare, u32, share) | st.builds(secagg.PairKeyShare, u32, share)
 answers = st.lists(answer | st.builds(secagg.Unopened, u32), max_size=5).map(tuple)
-proofs = st.lists(st.builds(secagg.Bundle, u32, signature), max_size=3).map(tuple)
+proofs = st.lists(st.builds(secagg.Signed, u32, signature), max_size=3).map(tuple)
 
 
 @st.composite

@@ -4,22 +4,36 @@ All of them go through rank 0. Numbers are little-endian, lists carry their leng
 """
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from fedmpi.crypto.keys import AEAD_OVERHEAD
 from fedmpi.crypto.keys import COMMITMENT_BYTES as COMMITMENT
 from fedmpi.crypto.keys import KEY_BYTES as KEY
 from fedmpi.crypto.keys import SIGNATURE_BYTES as SIGNATURE
-from fedmpi.crypto.shamir import SHARE_BYTES as SHARE
+from fedmpi.crypto.shamir import SHARE_BYTES
 from fedmpi.errors import WireError
 from fedmpi.wire.bits import packed_size
-from fedmpi.wire.messages import COUNT, Message, register
+from fedmpi.wire.frame import COUNT, Buffer, Reader
+from fedmpi.wire.message import Message, pack_parties, read_parties, register
+from fedmpi.wire.phases import Phase
 
+SHARE = SHARE_BYTES
 SEALED = 2 * SHARE + AEAD_OVERHEAD  # one bundle: a share of b_u and one of s_u^SK
 
 
-def _count(reader) -> int:
-    return reader.fields(COUNT)[0]
+def _pack_rows(rows: Iterable[tuple[int, bytes]]) -> bytes:
+    """A list of (party, so many bytes)."""
+    packed = [COUNT.pack(party) + text for party, text in rows]
+    return COUNT.pack(len(packed)) + b"".join(packed)
+
+
+def _read_rows(reader: Reader, size: int) -> list[tuple[int, bytes]]:
+    count, size = reader.count(), COUNT.size + size
+    rows = bytes(reader.take(count * size))
+    starts = range(0, len(rows), size)
+    return [(COUNT.unpack_from(rows, at)[0], rows[at + COUNT.size : at + size]) for at in starts]
 
 
 # ---- Round 0: AdvertiseKeys --------------------------------------------------------------------------------------------
@@ -31,12 +45,12 @@ def _count(reader) -> int:
 @dataclass(frozen=True)
 class AdvertiseKeys(Message):
     TYPE = 20
-    PHASE = "AdvertiseKeys"
+    PHASE = Phase.ADVERTISE_KEYS
     cipher_key: bytes = b""
     mask_key: bytes = b""
     signature: bytes = b""  # empty unless the adversary is active
 
-    def buffers(self):
+    def buffers(self) -> list[Buffer]:
         return [self.cipher_key, self.mask_key, self.signature]
 
     @staticmethod
@@ -44,11 +58,11 @@ class AdvertiseKeys(Message):
         return 2 * KEY + (SIGNATURE if signed else 0)
 
     @classmethod
-    def parse(cls, header, reader):
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
         cipher, mask, signature = bytes(reader.take(KEY)), bytes(reader.take(KEY)), bytes(reader.rest())
         if len(signature) not in (0, SIGNATURE):
             raise WireError(f"AdvertiseKeys: a signature of {len(signature)} bytes, expected {SIGNATURE} or none")
-        return cls(header.round, header.party, cipher, mask, signature)
+        return cipher, mask, signature
 
 
 @dataclass(frozen=True)
@@ -64,32 +78,24 @@ class KeyList(Message):
     """The advertised keys of a party's neighbours that answered, in party order."""
 
     TYPE = 21
-    PHASE = "AdvertiseKeys"
+    PHASE = Phase.ADVERTISE_KEYS
     peers: tuple[PeerKeys, ...] = ()
 
-    def buffers(self):
+    def buffers(self) -> list[Buffer]:
         flag = bytes([bool(self.peers and self.peers[0].signature)])
-        rows = b"".join(COUNT.pack(p.party) + p.cipher_key + p.mask_key + p.signature for p in self.peers)
-        return [flag + COUNT.pack(len(self.peers)) + rows]
+        return [flag, _pack_rows((p.party, p.cipher_key + p.mask_key + p.signature) for p in self.peers)]
 
     @staticmethod
     def wire_size(peers: int, signed: bool) -> int:
         return 1 + COUNT.size + peers * (COUNT.size + 2 * KEY + (SIGNATURE if signed else 0))
 
     @classmethod
-    def parse(cls, header, reader):
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
         flag = reader.take(1)[0]
         if flag > 1:
             raise WireError(f"KeyList: flag {flag}, expected 0 or 1")
-        count = _count(reader)
-        size = COUNT.size + 2 * KEY + (SIGNATURE if flag else 0)
-        rows = bytes(reader.take(count * size))
-        peers = []
-        for at in range(0, len(rows), size):
-            (party,) = COUNT.unpack_from(rows, at)
-            row = rows[at + COUNT.size : at + size]
-            peers.append(PeerKeys(party, row[:KEY], row[KEY : 2 * KEY], row[2 * KEY :]))
-        return cls(header.round, header.party, tuple(peers))
+        rows = _read_rows(reader, 2 * KEY + (SIGNATURE if flag else 0))
+        return (tuple([PeerKeys(party, row[:KEY], row[KEY : 2 * KEY], row[2 * KEY :]) for party, row in rows]),)
 
 
 # ---- Round 1: ShareKeys ------------------------------------------------------------------------------------------------
@@ -103,59 +109,52 @@ class Bundle:
     sealed: bytes
 
 
-@dataclass(frozen=True)
-class _Bundles(Message):
-    bundles: tuple[Bundle, ...] = ()
+def _pack_bundles(bundles: tuple[Bundle, ...]) -> bytes:
+    return _pack_rows((bundle.party, bundle.sealed) for bundle in bundles)
 
-    def _rows(self) -> bytes:
-        return COUNT.pack(len(self.bundles)) + b"".join(COUNT.pack(b.party) + b.sealed for b in self.bundles)
 
-    @staticmethod
-    def _read(reader) -> tuple[Bundle, ...]:
-        count, size = _count(reader), COUNT.size + SEALED
-        rows = bytes(reader.take(count * size))
-        return tuple(
-            Bundle(COUNT.unpack_from(rows, at)[0], rows[at + COUNT.size : at + size])
-            for at in range(0, len(rows), size)
-        )
+def _read_bundles(reader: Reader) -> tuple[Bundle, ...]:
+    return tuple([Bundle(party, sealed) for party, sealed in _read_rows(reader, SEALED)])
 
 
 @dataclass(frozen=True)
-class ShareKeys(_Bundles):
+class ShareKeys(Message):
     TYPE = 22
-    PHASE = "ShareKeys"
+    PHASE = Phase.SHARE_KEYS
+    bundles: tuple[Bundle, ...] = ()
     commitment: bytes = b""  # to b_u, so that a reconstructed b_u can be checked
 
-    def buffers(self):
-        return [self.commitment, self._rows()]
+    def buffers(self) -> list[Buffer]:
+        return [self.commitment, _pack_bundles(self.bundles)]
 
     @staticmethod
     def wire_size(bundles: int) -> int:
         return COMMITMENT + COUNT.size + bundles * (COUNT.size + SEALED)
 
     @classmethod
-    def parse(cls, header, reader):
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
         commitment = bytes(reader.take(COMMITMENT))
-        return cls(header.round, header.party, cls._read(reader), commitment)
+        return _read_bundles(reader), commitment
 
 
 @dataclass(frozen=True)
-class ShareList(_Bundles):
+class ShareList(Message):
     """The bundles made for one party. Whoever is in it takes part: masks are agreed with exactly these."""
 
     TYPE = 23
-    PHASE = "ShareKeys"
+    PHASE = Phase.SHARE_KEYS
+    bundles: tuple[Bundle, ...] = ()
 
-    def buffers(self):
-        return [self._rows()]
+    def buffers(self) -> list[Buffer]:
+        return [_pack_bundles(self.bundles)]
 
     @staticmethod
     def wire_size(bundles: int) -> int:
         return COUNT.size + bundles * (COUNT.size + SEALED)
 
     @classmethod
-    def parse(cls, header, reader):
-        return cls(header.round, header.party, cls._read(reader))
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return (_read_bundles(reader),)
 
 
 # ---- Round 2: MaskedInput ----------------------------------------------------------------------------------------------
@@ -165,10 +164,10 @@ class ShareList(_Bundles):
 @dataclass(frozen=True)
 class MaskedInput(Message):
     TYPE = 24
-    PHASE = "MaskedInput"
+    PHASE = Phase.MASKED_INPUT
     values: bytes = b""  # packed by wire.bits
 
-    def buffers(self):
+    def buffers(self) -> list[Buffer]:
         return [self.values]
 
     @staticmethod
@@ -176,8 +175,8 @@ class MaskedInput(Message):
         return packed_size(dimension, bits)
 
     @classmethod
-    def parse(cls, header, reader):
-        return cls(header.round, header.party, bytes(reader.rest()))
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return (bytes(reader.rest()),)
 
 
 # ---- Round 3: ConsistencyCheck (active adversary only) -------------------------------------------------------------------
@@ -186,41 +185,30 @@ class MaskedInput(Message):
 
 
 @dataclass(frozen=True)
-class _Survivors(Message):
+class SurvivorList(Message):
+    TYPE = 25
+    PHASE = Phase.CONSISTENCY_CHECK
     survivors: tuple[int, ...] = ()
 
-    def _list(self) -> bytes:
-        return COUNT.pack(len(self.survivors)) + b"".join(map(COUNT.pack, self.survivors))
-
-    @staticmethod
-    def _read(reader) -> tuple[int, ...]:
-        return tuple(reader.array(_count(reader), "<u4").tolist())
-
-
-@dataclass(frozen=True)
-class SurvivorList(_Survivors):
-    TYPE = 25
-    PHASE = "ConsistencyCheck"
-
-    def buffers(self):
-        return [self._list()]
+    def buffers(self) -> list[Buffer]:
+        return [pack_parties(self.survivors)]
 
     @staticmethod
     def wire_size(survivors: int) -> int:
         return COUNT.size * (1 + survivors)
 
     @classmethod
-    def parse(cls, header, reader):
-        return cls(header.round, header.party, cls._read(reader))
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return (read_parties(reader),)
 
 
 @dataclass(frozen=True)
 class ConsistencyCheck(Message):
     TYPE = 26
-    PHASE = "ConsistencyCheck"
+    PHASE = Phase.CONSISTENCY_CHECK
     signature: bytes = b""
 
-    def buffers(self):
+    def buffers(self) -> list[Buffer]:
         return [self.signature]
 
     @staticmethod
@@ -228,8 +216,8 @@ class ConsistencyCheck(Message):
         return SIGNATURE
 
     @classmethod
-    def parse(cls, header, reader):
-        return cls(header.round, header.party, bytes(reader.take(SIGNATURE)))
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return (bytes(reader.take(SIGNATURE)),)
 
 
 # ---- Round 4: Unmask ---------------------------------------------------------------------------------------------------
@@ -239,29 +227,31 @@ class ConsistencyCheck(Message):
 
 
 @dataclass(frozen=True)
-class UnmaskRequest(_Survivors):
-    TYPE = 27
-    PHASE = "Unmask"
-    signatures: tuple[Bundle, ...] = ()  # (signer, signature); empty unless the adversary is active
+class Signed:
+    """A party's signature on the survivors."""
 
-    def buffers(self):
-        rows = COUNT.pack(len(self.signatures)) + b"".join(COUNT.pack(s.party) + s.sealed for s in self.signatures)
-        return [self._list(), rows]
+    party: int
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class UnmaskRequest(Message):
+    TYPE = 27
+    PHASE = Phase.UNMASK
+    survivors: tuple[int, ...] = ()
+    signatures: tuple[Signed, ...] = ()  # empty unless the adversary is active
+
+    def buffers(self) -> list[Buffer]:
+        return [pack_parties(self.survivors), _pack_rows((s.party, s.signature) for s in self.signatures)]
 
     @staticmethod
     def wire_size(survivors: int, signatures: int) -> int:
         return COUNT.size * (2 + survivors) + signatures * (COUNT.size + SIGNATURE)
 
     @classmethod
-    def parse(cls, header, reader):
-        survivors = cls._read(reader)
-        count, size = _count(reader), COUNT.size + SIGNATURE
-        rows = bytes(reader.take(count * size))
-        signatures = tuple(
-            Bundle(COUNT.unpack_from(rows, at)[0], rows[at + COUNT.size : at + size])
-            for at in range(0, len(rows), size)
-        )
-        return cls(header.round, header.party, survivors, signatures)
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        survivors = read_parties(reader)
+        return survivors, tuple([Signed(party, signature) for party, signature in _read_rows(reader, SIGNATURE)])
 
 
 @dataclass(frozen=True)
@@ -287,6 +277,7 @@ class Unopened:
     owner: int
 
 
+Answer = SelfMaskShare | PairKeyShare | Unopened
 KINDS = (SelfMaskShare, PairKeyShare, Unopened)
 ROW = struct.Struct("<BI")
 
@@ -294,10 +285,10 @@ ROW = struct.Struct("<BI")
 @dataclass(frozen=True)
 class Unmask(Message):
     TYPE = 28
-    PHASE = "Unmask"
-    answers: tuple[SelfMaskShare | PairKeyShare | Unopened, ...] = ()
+    PHASE = Phase.UNMASK
+    answers: tuple[Answer, ...] = ()
 
-    def buffers(self):
+    def buffers(self) -> list[Buffer]:
         rows = (ROW.pack(KINDS.index(type(a)), a.owner) + getattr(a, "share", b"") for a in self.answers)
         return [COUNT.pack(len(self.answers)) + b"".join(rows)]
 
@@ -306,16 +297,15 @@ class Unmask(Message):
         return COUNT.size + shares * (ROW.size + SHARE) + unopened * ROW.size
 
     @classmethod
-    def parse(cls, header, reader):
-        answers = []
-        for _ in range(_count(reader)):
-            kind, owner = reader.fields(ROW)
-            if kind >= len(KINDS):
-                raise WireError(f"Unmask: an answer of kind {kind}, expected below {len(KINDS)}")
-            answers.append(
-                Unopened(owner) if KINDS[kind] is Unopened else KINDS[kind](owner, bytes(reader.take(SHARE)))
-            )
-        return cls(header.round, header.party, tuple(answers))
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        answers: list[Answer] = []
+        for _ in range(reader.count()):
+            number, owner = reader.fields(ROW)
+            if number >= len(KINDS):
+                raise WireError(f"Unmask: an answer of kind {number}, expected below {len(KINDS)}")
+            kind = KINDS[number]
+            answers.append(Unopened(owner) if kind is Unopened else kind(owner, bytes(reader.take(SHARE))))
+        return (tuple(answers),)
 
 
 register(

@@ -36,7 +36,7 @@ from fedmpi.secagg.messages import (
 from fedmpi.secagg.pairs import Contexts, bundle_channel, mask_key
 from fedmpi.secagg.rules import Meter, Rules, no_meter, share_points
 from fedmpi.wire.bits import pack
-from fedmpi.wire.messages import Message
+from fedmpi.wire.message import Message
 
 
 class Phase(enum.Enum):
@@ -277,7 +277,7 @@ class SecAggParty:
         valid = {
             entry.party
             for entry in message.signatures
-            if entry.party in message.survivors and self._identity.verifies(entry.party, text, entry.sealed)
+            if entry.party in message.survivors and self._identity.verifies(entry.party, text, entry.signature)
         }
         if len(valid) < self.rules.threshold:
             raise self._wrong(

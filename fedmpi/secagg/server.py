@@ -25,6 +25,7 @@ from fedmpi.secagg.messages import (
     SelfMaskShare,
     ShareKeys,
     ShareList,
+    Signed,
     SurvivorList,
     Unmask,
     UnmaskRequest,
@@ -33,7 +34,7 @@ from fedmpi.secagg.messages import (
 from fedmpi.secagg.pairs import mask_key
 from fedmpi.secagg.rules import Meter, Rules, no_meter, share_points
 from fedmpi.wire.bits import PackedSum, packed_size
-from fedmpi.wire.messages import Message
+from fedmpi.wire.message import Message
 
 Answers = list[tuple[int, Message]]
 
@@ -314,7 +315,7 @@ class SecAggServer:
                     f"{len(self._signatures)} parties signed the survivors, the threshold is {self.rules.threshold}"
                 )
             survivors = tuple(sorted(self._inputs))
-            proof = tuple(Bundle(p, signature) for p, signature in sorted(self._signatures.items()))
+            proof = tuple(Signed(p, signature) for p, signature in sorted(self._signatures.items()))
             answers = [(p, UnmaskRequest(self.rules.round, p, survivors, proof)) for p in sorted(self._signatures)]
         else:
             answers = [

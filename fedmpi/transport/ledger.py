@@ -13,14 +13,16 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.wire.frame import FRAMING, NOBODY
-from fedmpi.wire.messages import MESSAGES, PHASES, Message
+from fedmpi.wire.message import MESSAGES, Message
+from fedmpi.wire.phases import Phase
 
 KEYS = ("round", "phase", "message", "direction", "rank", "party")
 COUNTS = ("messages", "wire_payload", "wire_framing", "logical_payload", "logical_framing")
+PHASES = tuple(Phase)
 DIRECTIONS = ("down", "up")
-
 
 # Parties times rounds of a run whose every party has its own rows; each is about a hundred bytes a message and phase.
 MOST_DETAIL = 500_000
@@ -32,7 +34,7 @@ class Ledger:
     def __init__(self, rank: int, detailed: bool = True):
         self.rank = rank
         self.detailed = detailed
-        self._rows: dict[tuple, list[int]] = defaultdict(lambda: [0] * len(COUNTS))
+        self._rows: dict[tuple[int, ...], list[int]] = defaultdict(lambda: [0] * len(COUNTS))
 
     def record(self, message: Message, peer: int, payload: int) -> None:
         """Count `message` leaving for rank `peer`, as `payload` bytes behind one header."""
@@ -47,8 +49,8 @@ class Ledger:
         else:
             self._add((*key, single), 0, 0, 0, sum(size for _, size in shares), FRAMING * len(shares))
 
-    def table(self) -> np.ndarray:
-        """All rows, keys then counts, as int64, in a fixed order."""
+    def table(self) -> NDArray[np.int64]:
+        """All rows, keys then counts, in a fixed order."""
         rows = [(*key, *counts) for key, counts in sorted(self._rows.items())]
         return np.array(rows, np.int64).reshape(len(rows), len(KEYS) + len(COUNTS))
 
@@ -58,11 +60,11 @@ class Ledger:
         later.record(message, peer, 0)
         return len(set(self._rows) | set(later._rows))
 
-    def merge(self, table: np.ndarray) -> None:
+    def merge(self, table: NDArray[np.int64]) -> None:
         for row in table.tolist():
             self._add(tuple(row[: len(KEYS)]), *row[len(KEYS) :])
 
-    def total(self, column: str, **where) -> int:
+    def total(self, column: str, **where: int | str) -> int:
         """The sum of one count over the rows that match, e.g. total("wire_payload", direction="up", phase="update")."""
         at = COUNTS.index(column)
         wanted = [(KEYS.index(name), _code(name, value)) for name, value in where.items()]
@@ -77,31 +79,24 @@ class Ledger:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(KEYS + COUNTS)
-        for row in self.table().tolist():
-            row[1], row[2], row[3] = PHASES[row[1]], MESSAGES[row[2]].__name__, DIRECTIONS[row[3]]
-            writer.writerow(row)
+        for round, phase, kind, way, *rest in self.table().tolist():
+            writer.writerow([round, PHASES[phase], MESSAGES[kind].__name__, DIRECTIONS[way], *rest])
         return text.getvalue()
 
-    def summary(self, direction: str, phases: Iterable[str] | None = None) -> dict:
+    def summary(self, direction: str, phases: Iterable[str] = PHASES) -> dict[str, int]:
         """The four byte totals of one direction, as summary.json has them."""
-        chosen = {PHASES.index(phase) for phase in (PHASES if phases is None else phases)}
-        way = DIRECTIONS.index(direction)
-        totals = [0] * len(COUNTS)
-        for key, counts in self._rows.items():
-            if key[3] == way and key[1] in chosen:
-                for index, count in enumerate(counts):
-                    totals[index] += count
-        return {name: total for name, total in zip(COUNTS, totals) if name != "messages"}
+        chosen, way = [_code("phase", phase) for phase in phases], _code("direction", direction)
+        places = KEYS.index("phase"), KEYS.index("direction")
+        rows = [counts for key, counts in self._rows.items() if key[places[0]] in chosen and key[places[1]] == way]
+        return {name: sum(counts[at] for counts in rows) for at, name in enumerate(COUNTS) if name != "messages"}
 
-    def _add(self, key: tuple, *counts: int) -> None:
+    def _add(self, key: tuple[int, ...], *counts: int) -> None:
         row = self._rows[key]
         for index, count in enumerate(counts):
             row[index] += count
 
 
-def _code(name: str, value) -> int:
-    if name == "phase":
-        return PHASES.index(value)
-    if name == "direction":
-        return DIRECTIONS.index(value)
-    return value.TYPE if name == "message" else value
+def _code(name: str, value: int | str) -> int:
+    """How a row writes a key."""
+    codes: dict[str, tuple[str, ...]] = {"phase": PHASES, "direction": DIRECTIONS}
+    return codes[name].index(str(value)) if name in codes else int(value)

@@ -13,8 +13,10 @@ All numbers are little-endian. Header bytes are what the ledger calls framing.
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.errors import WireError
 
@@ -22,8 +24,11 @@ MAGIC = b"FM"
 VERSION = 1
 HEADER = struct.Struct("<2sBBIiQ")
 FRAMING = HEADER.size
+COUNT = struct.Struct("<I")  # what every list starts with
 NOBODY = -1  # the party field of a message for the rank as a whole
 MAX_PAYLOAD = 1 << 40  # a length above this is damage, not a message
+
+Buffer = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Header:
         return HEADER.pack(MAGIC, VERSION, self.type, self.round, self.party, self.length)
 
     @classmethod
-    def unpack(cls, data) -> "Header":
+    def unpack(cls, data: Buffer) -> "Header":
         if len(data) < FRAMING:
             raise WireError(f"frame of {len(data)} bytes is shorter than its {FRAMING}-byte header")
         magic, version, kind, round_, party, length = HEADER.unpack_from(data)
@@ -50,15 +55,15 @@ class Header:
         return cls(kind, round_, party, length)
 
 
-def array_bytes(values: np.ndarray, dtype: str) -> memoryview:
+def array_bytes(values: NDArray[Any], dtype: str) -> memoryview:
     """The array as raw little-endian bytes of `dtype`, without a copy where it already is that."""
-    return memoryview(np.ascontiguousarray(values, dtype=dtype).reshape(-1).view(np.uint8))
+    return np.ascontiguousarray(values, dtype=dtype).reshape(-1).view(np.uint8).data
 
 
 class Reader:
     """Takes fields off a payload in order; whatever is missing or left over is a WireError."""
 
-    def __init__(self, payload, what: str):
+    def __init__(self, payload: Buffer, what: str):
         self._data = memoryview(payload).cast("B")
         self._at = 0
         self._what = what
@@ -69,10 +74,14 @@ class Reader:
         self._at += size
         return self._data[self._at - size : self._at]
 
-    def fields(self, layout: struct.Struct) -> tuple:
+    def fields(self, layout: struct.Struct) -> tuple[Any, ...]:
         return layout.unpack(self.take(layout.size))
 
-    def array(self, count: int, dtype: str) -> np.ndarray:
+    def count(self) -> int:
+        """The length of the list that follows."""
+        return int(self.fields(COUNT)[0])
+
+    def array(self, count: int, dtype: str) -> NDArray[Any]:
         """`count` values as a read-only view; the bytes are there before anything is allocated."""
         kind = np.dtype(dtype)
         return np.frombuffer(self.take(count * kind.itemsize), dtype=kind)

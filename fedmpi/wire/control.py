@@ -1,0 +1,153 @@
+"""Messages between rank 0 and the ranks as such: before the rounds, between them, and at the end.
+
+Rank 0 resolves the configuration and tells every rank; a client rank never guesses. Each rank answers with the length of the
+shared vector that it built, so that a rank with another code version is found before it spoils a sum. On Checkpoint a rank
+writes its parties' state to its own disk; on Stop it ends. It answers both with its account. These last exist only because
+the parties share ranks and a record is kept, so no party is charged for them.
+"""
+
+import json
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.errors import WireError
+from fedmpi.wire.frame import COUNT, Buffer, Reader, array_bytes
+from fedmpi.wire.message import Message, pack_parties, read_parties, register
+from fedmpi.wire.phases import Phase
+
+
+@dataclass(frozen=True)
+class Setup(Message):
+    """Rank 0 to every rank: the resolved configuration and the parties that this rank hosts."""
+
+    TYPE = 1
+    PHASE = Phase.SETUP
+    config: str = ""
+    parties: tuple[int, ...] = ()
+
+    def buffers(self) -> list[Buffer]:
+        return [pack_parties(self.parties), self.config.encode()]
+
+    def shares(self) -> Iterable[tuple[int, int]]:
+        size = self.wire_size(len(self.config.encode()), 1)
+        return [(party, size) for party in self.parties]
+
+    @staticmethod
+    def wire_size(config_bytes: int, parties: int) -> int:
+        return COUNT.size + 4 * parties + config_bytes
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        parties = read_parties(reader)
+        try:
+            return bytes(reader.rest()).decode(), parties
+        except UnicodeDecodeError as error:
+            raise WireError(f"Setup: configuration is not UTF-8 ({error.reason})") from None
+
+
+@dataclass(frozen=True)
+class Ready(Message):
+    """Every rank to rank 0: it has its model and its data, and these are they."""
+
+    TYPE = 2
+    PHASE = Phase.SETUP
+    LAYOUT: ClassVar = struct.Struct("<QI")
+    dimension: int = 0  # length of the shared vector
+    data: int = 0  # fingerprint of the prepared data
+    clear: tuple[int, ...] = ()  # hybrid: its parties that will share in the clear
+    parties: tuple[int, ...] = ()  # known to the sender's ledger, not sent
+
+    def buffers(self) -> list[Buffer]:
+        return [self.LAYOUT.pack(self.dimension, self.data), pack_parties(self.clear)]
+
+    def shares(self) -> Iterable[tuple[int, int]]:
+        chosen = set(self.clear)
+        return [(party, self.wire_size(int(party in chosen))) for party in self.parties]
+
+    @classmethod
+    def wire_size(cls, clear: int) -> int:
+        return cls.LAYOUT.size + COUNT.size + 4 * clear
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return *reader.fields(cls.LAYOUT), read_parties(reader)
+
+
+@dataclass(frozen=True)
+class _Bookkeeping(Message):
+    PHASE = Phase.BOOKKEEPING
+
+    def shares(self) -> Iterable[tuple[int, int]]:
+        return []
+
+
+@dataclass(frozen=True)
+class Checkpoint(_Bookkeeping):
+    """Rank 0 to every rank: `round` is over, keep your parties' state."""
+
+    TYPE = 8
+
+    @staticmethod
+    def wire_size() -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Stop(_Bookkeeping):
+    """Rank 0 to every rank: the run is over, or (code != 0) cannot be."""
+
+    TYPE = 9
+    code: int = 0
+
+    def buffers(self) -> list[Buffer]:
+        return [COUNT.pack(self.code)]
+
+    @staticmethod
+    def wire_size() -> int:
+        return COUNT.size
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return reader.fields(COUNT)
+
+
+@dataclass(frozen=True)
+class Account(_Bookkeeping):
+    """A rank's account since its last one: ledger rows, bytes given to the transport, what it measured of itself."""
+
+    TYPE = 10
+    LAYOUT: ClassVar = struct.Struct("<QI")
+    COLUMNS: ClassVar[int] = 11
+    bytes_given: int = 0
+    rows: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros((0, Account.COLUMNS), np.int64)
+    )  # `Ledger.table()`
+    facts: dict[str, Any] = field(default_factory=dict)  # seconds by phase, memory
+
+    def buffers(self) -> list[Buffer]:
+        facts = json.dumps(self.facts, sort_keys=True).encode()
+        return [self.LAYOUT.pack(self.bytes_given, len(self.rows)), array_bytes(self.rows, "<i8"), facts]
+
+    @classmethod
+    def wire_size(cls, rows: int, facts_bytes: int) -> int:
+        return cls.LAYOUT.size + 8 * cls.COLUMNS * rows + facts_bytes
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        bytes_given, count = reader.fields(cls.LAYOUT)
+        rows = reader.array(count * cls.COLUMNS, "<i8").reshape(count, cls.COLUMNS)
+        try:
+            facts = json.loads(bytes(reader.rest()))
+        except (ValueError, RecursionError):
+            raise WireError("Account: facts are not JSON") from None
+        if not isinstance(facts, dict):
+            raise WireError("Account: facts are not a JSON object")
+        return bytes_given, rows, facts
+
+
+register(Setup, Ready, Checkpoint, Stop, Account)

@@ -1,0 +1,89 @@
+"""What every message is, and how it becomes a frame and a message again.
+
+Each class carries its own size law, `wire_size(...)`: the payload bytes as a function of what is sent. Tests hold it
+equal to the encoded length and to the ledger. `shares()` says which parties a message serves and what it would have cost
+each of them on a link of its own; that is the ledger's logical column.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedmpi.errors import WireError
+from fedmpi.wire.frame import COUNT, FRAMING, NOBODY, Buffer, Header, Reader
+from fedmpi.wire.phases import Phase
+
+MESSAGES: dict[int, type["Message"]] = {}
+
+
+@dataclass(frozen=True)
+class Message:
+    """Fields shared by all: the round (0 outside one) and the party (NOBODY: the rank as a whole)."""
+
+    round: int = 0
+    party: int = NOBODY
+
+    TYPE: ClassVar[int]
+    PHASE: ClassVar[Phase]
+
+    def buffers(self) -> list[Buffer]:
+        """The payload as consecutive bytes-like pieces."""
+        return []
+
+    def shares(self) -> Iterable[tuple[int, int]]:
+        """(party, payload bytes it would take alone) for every party that this message serves."""
+        return [(self.party, sum(len(piece) for piece in self.buffers()))]
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        """The class's own fields, in their order, from a payload; WireError for anything else."""
+        return ()
+
+
+def register(*kinds: type[Message]) -> None:
+    """Make messages known to `decode`; a protocol that has its own does this where it defines them."""
+    for kind in kinds:
+        if MESSAGES.setdefault(kind.TYPE, kind) is not kind:
+            raise ValueError(f"{kind.__name__}: type {kind.TYPE} is taken by {MESSAGES[kind.TYPE].__name__}")
+
+
+def speakers(message: Message) -> tuple[int, ...]:
+    """The parties that a message from a client rank speaks for; none for one about the rank itself."""
+    return getattr(message, "parties", ()) or ((message.party,) if message.party >= 0 else ())
+
+
+def encode(message: Message) -> memoryview:
+    """The message as one frame."""
+    pieces = message.buffers()
+    length = sum(len(piece) for piece in pieces)
+    frame = np.empty(FRAMING + length, np.uint8).data  # unlike a bytearray, not zeroed first
+    frame[:FRAMING] = Header(message.TYPE, message.round, message.party, length).pack()
+    at = FRAMING
+    for piece in pieces:
+        frame[at : at + len(piece)] = piece
+        at += len(piece)
+    return frame
+
+
+def decode(frame: Buffer) -> Message:
+    """The message that a frame holds; WireError for anything else."""
+    header = Header.unpack(frame)
+    if header.length != len(frame) - FRAMING:
+        raise WireError(f"frame announces {header.length} payload bytes and has {len(frame) - FRAMING}")
+    kind = MESSAGES.get(header.type)
+    if kind is None:
+        raise WireError(f"frame has unknown type {header.type}")
+    reader = Reader(memoryview(frame)[FRAMING:], kind.__name__)
+    fields = kind.parse(reader)
+    reader.end()
+    return kind(header.round, header.party, *fields)
+
+
+def pack_parties(parties: tuple[int, ...]) -> bytes:
+    return COUNT.pack(len(parties)) + np.asarray(parties, "<u4").tobytes()
+
+
+def read_parties(reader: Reader) -> tuple[int, ...]:
+    return tuple(reader.array(reader.count(), "<u4").tolist())

@@ -1,0 +1,40 @@
+"""The names by which bytes and seconds are counted: the phases of a run, and what the protocol spends its time on."""
+
+from enum import Enum
+
+
+class _Name(str, Enum):  # noqa: UP042  (Python 3.10 has no StrEnum)
+    """Also the plain string that it is written as."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+class Phase(_Name):
+    """Every phase that a ledger can name, in the order of a run. Ledger rows carry the place, so the order is part of the format."""
+
+    SETUP = "setup"
+    MODEL = "model"
+    SUPPORT = "support"
+    ADVERTISE_KEYS = "AdvertiseKeys"
+    SHARE_KEYS = "ShareKeys"
+    MASKED_INPUT = "MaskedInput"
+    CONSISTENCY_CHECK = "ConsistencyCheck"
+    UNMASK = "Unmask"
+    UPDATE = "update"
+    REPORT = "report"
+    EVALUATION = "evaluation"
+    BOOKKEEPING = "bookkeeping"
+
+
+class Cost(_Name):
+    """What a meter is told that it measures, as a round goes."""
+
+    ENCODE = "encode"
+    DH = "DH"
+    SHAMIR_SPLIT = "Shamir split"
+    AEAD = "AEAD"
+    PRG = "PRG"
+    MPI = "MPI"
+    AGGREGATE = "aggregate"
+    SHAMIR_COMBINE = "Shamir combine"
