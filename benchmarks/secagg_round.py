@@ -34,6 +34,7 @@ from fedmpi.secagg.party import SecAggParty
 from fedmpi.secagg.rules import Rules, no_meter, share_points
 from fedmpi.secagg.server import SecAggServer
 from fedmpi.wire.messages import encode
+from fedmpi.wire.phases import Cost, Phase
 
 BITS = 21  # 20 parties at the usual precision; masks are then uint32
 MANY, FEW = 15, 5  # clients that are timed, in cohorts up to 100 and above
@@ -117,7 +118,7 @@ class Clock:
         self.seconds[name] += process_time() - start
 
     @contextmanager
-    def __call__(self, part: str):
+    def __call__(self, phase: Phase, part: Cost):
         start = process_time()
         yield
         self.seconds[f"{self._phase}/{part}"] += process_time() - start

@@ -1,5 +1,7 @@
 """What can go wrong, by who must act on it. Every message is one line: what was wrong, where, what would be right."""
 
+from dataclasses import dataclass
+
 
 class FedmpiError(Exception):
     """An expected failure. It reaches the user as one line and exit code 2, never as a traceback."""
@@ -25,11 +27,22 @@ class TransportError(FedmpiError):
     """A rank that died or went silent."""
 
 
+@dataclass(frozen=True)
+class Fault:
+    """Who was caught, in which phase, at what; as a string the line that says so."""
+
+    party: int | None
+    phase: str | None
+    what: str
+
+    def __str__(self) -> str:
+        where = f"party {self.party}" if self.party is not None else "a party"
+        return f"{where}, {self.phase}: {self.what}" if self.phase else f"{where}: {self.what}"
+
+
 class ProtocolError(FedmpiError):
     """A party that broke the protocol: who, in which phase, and what was expected of it."""
 
     def __init__(self, message: str, *, party: int | None = None, phase: str | None = None):
-        where = f"party {party}" if party is not None else "a party"
-        super().__init__(f"{where}, {phase}: {message}" if phase else f"{where}: {message}")
-        self.party = party
-        self.phase = phase
+        self.fault = Fault(party, phase, message)
+        super().__init__(str(self.fault))

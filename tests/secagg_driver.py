@@ -12,6 +12,7 @@ from fedmpi.secagg.party import Identity, SecAggParty
 from fedmpi.secagg.rules import Rules
 from fedmpi.secagg.server import SecAggServer
 from fedmpi.wire.messages import decode, encode
+from fedmpi.wire.phases import Purpose
 
 
 def pinned(*about):
@@ -37,7 +38,18 @@ class Round:
     """One round of the protocol, with hooks where a test wants to lie, lose or look."""
 
     def __init__(
-        self, n, *, threshold=None, degree=None, bits=20, dimension=8, seed=0, identities=None, round=3, most_lost=None
+        self,
+        n,
+        *,
+        threshold=None,
+        degree=None,
+        bits=20,
+        dimension=8,
+        seed=0,
+        identities=None,
+        round=3,
+        most_lost=None,
+        purpose=Purpose.TRAINING,
     ):
         cohort = tuple(range(0, 3 * n, 3))  # parties need not be numbered without gaps
         threshold = threshold or graphs.default_threshold(n)
@@ -56,6 +68,7 @@ class Round:
             bits,
             identities is not None,
             most_lost,
+            purpose,
         )
         rng = np.random.default_rng(seed)
         self.inputs = {p: rng.integers(0, 1 << bits, dimension, dtype=np.uint64) for p in cohort}
@@ -90,7 +103,7 @@ class Round:
                 try:
                     answers = self.server.receive(decode(encode(part)))
                 except ProtocolError as error:
-                    answers = self.server.drop(part.party, str(error))
+                    answers = self.server.drop(part.party, error.fault)
                 queue += self._answers(answers, vanish)
         return self
 

@@ -440,7 +440,7 @@ def test_without_metrics_nothing_but_updates_leaves_a_party(make_config, run_in_
     config = make_config("--metrics none")
     summary = run_in_memory(config, 3)
     assert summary["accuracy"] is None and summary["accuracy_untrained"] is None
-    up = {line.split(",")[2] for line in (config.out / "messages.csv").read_text().splitlines()[1:] if ",up," in line}
+    up = {line.split(",")[3] for line in (config.out / "messages.csv").read_text().splitlines()[1:] if ",up," in line}
     assert up == {"Ready", "PlainInput", "Account"}
     assert summary["model_sha256"] == run_in_memory(make_config(), 3)["model_sha256"]
 

@@ -163,18 +163,18 @@ def test_a_threshold_is_more_than_half_and_at_most_all(holders):
             # two disjoint groups of holders never reconstruct two secrets
             assert 2 * threshold > holders
         else:
-            with pytest.raises(ConfigError, match=f"threshold {threshold} .*{majority(holders)} to {holders}"):
+            with pytest.raises(ConfigError, match=f"threshold = {threshold}: .*{majority(holders)} to {holders}"):
                 check_threshold(threshold, holders)
 
 
 @pytest.mark.parametrize(
     "make, says",
     [
-        (lambda: complete(range(10), 5), "threshold 5 for 10 holders.*6 to 10"),
-        (lambda: complete(range(10), 11), "threshold 11 for 10 holders.*6 to 10"),
-        (lambda: regular(range(30), 8, 4, words()), "threshold 4 for 9 holders.*5 to 9"),
-        (lambda: regular(range(30), 8, 10, words()), "threshold 10 for 9 holders.*5 to 9"),
-        (lambda: regular(range(10), 40, 21, words()), "threshold 21 for 10 holders.*6 to 10"),
+        (lambda: complete(range(10), 5), "threshold = 5: .* 10 holders.*6 to 10"),
+        (lambda: complete(range(10), 11), "threshold = 11: .* 10 holders.*6 to 10"),
+        (lambda: regular(range(30), 8, 4, words()), "threshold = 4: .* 9 holders.*5 to 9"),
+        (lambda: regular(range(30), 8, 10, words()), "threshold = 10: .* 9 holders.*5 to 9"),
+        (lambda: regular(range(10), 40, 21, words()), "threshold = 21: .* 10 holders.*6 to 10"),
         (lambda: regular(range(30), 7, 5, words()), "degree 7 for 30 parties: must be even"),
         (lambda: regular(range(30), 0, 1, words()), "degree 0 for 30 parties"),
         (lambda: complete([3]), "a cohort of 1"),
@@ -189,7 +189,7 @@ def test_a_threshold_is_more_than_half_and_at_most_all(holders):
         (lambda: regular_parameters(100, 0.1, 0.5), "10 and 50.*above 50 .*that the 50 left"),
         (lambda: regular_parameters(100, 0.7, 0.3), "70 and 30.*above 70 .*that the 70 left"),
         (lambda: failure_bounds(100, 7, 5, 0.1, 0.1), "degree 7"),
-        (lambda: failure_bounds(100, 8, 4, 0.1, 0.1), "threshold 4"),
+        (lambda: failure_bounds(100, 8, 4, 0.1, 0.1), "threshold = 4"),
     ],
 )
 def test_what_cannot_be_used_is_named_with_what_is_allowed(make, says):

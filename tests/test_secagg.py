@@ -1,5 +1,6 @@
 """The protocol: exact for every dropout pattern, silent about everything else, and loud about liars."""
 
+import contextlib
 import copy
 import dataclasses
 
@@ -11,14 +12,15 @@ from secagg_driver import Round, identities
 
 from fedmpi.crypto import shamir
 from fedmpi.crypto.keys import Agreement
-from fedmpi.errors import ConfigError, CryptoError, ProtocolError
+from fedmpi.errors import ConfigError, CryptoError, Fault, ProtocolError
 from fedmpi.secagg import graph as graphs
 from fedmpi.secagg import messages as m
+from fedmpi.secagg import party as states
 from fedmpi.secagg.pairs import bundle_channel, mask_key
-from fedmpi.secagg.party import Phase as PartyPhase
 from fedmpi.secagg.party import SecAggParty
 from fedmpi.secagg.rules import Rules, share_points
 from fedmpi.wire.bits import unpack
+from fedmpi.wire.phases import Cost, Phase, Purpose
 
 PHASES = ["AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask"]
 ACTIVE_PHASES = [*PHASES[:3], "ConsistencyCheck", "Unmask"]
@@ -184,9 +186,12 @@ def test_masks_use_the_narrowest_lane(bits, lane):
 
 def test_contexts_of_other_sessions_rounds_and_parties_differ():
     base = Rules(b"s" * 16, 1, 5, 3, 4, 4, 20)
-    others = [dataclasses.replace(base, session=b"t" * 16), dataclasses.replace(base, round=2)]
+    changes = dict(session=b"t" * 16), dict(round=2), dict(purpose=Purpose.TEST)
+    others = [dataclasses.replace(base, **change) for change in changes]
     contexts = {base.context(1, 2), base.context(2, 1), base.context(1), *(rules.context(1, 2) for rules in others)}
-    assert len(contexts) == 5
+    assert len(contexts) == 6
+    assert len({rules.survivors_text((1, 2)) for rules in (base, *others)}) == 4
+    assert len({rules.keys_text(1, b"c" * 32, b"m" * 32) for rules in (base, *others)}) == 4
 
 
 def test_contexts_of_pairs_are_contexts():
@@ -200,6 +205,7 @@ def test_both_ends_of_a_pair_derive_the_same_and_no_other_pair_round_or_session_
     low, high = Agreement(b"l" * 32), Agreement(b"h" * 32)
     places = [(base, 1, 2), (base, 1, 3), (base, 2, 3), (dataclasses.replace(base, round=2), 1, 2)]
     places.append((dataclasses.replace(base, session=b"t" * 16), 1, 2))
+    places.append((dataclasses.replace(base, purpose=Purpose.TEST), 1, 2))
     sealed, keys = [], set()
     for rules, a, b in places:
         up, down = rules.pair_contexts(a, [b])[b], rules.pair_contexts(b, [a])[a]
@@ -237,7 +243,9 @@ def at_phase(phase, n=5, ids=None):
 
 
 def snapshot(party):
-    return {k: copy.copy(v) if isinstance(v, dict) else v for k, v in vars(party).items() if k != "receive"}
+    """Everything that it knows; a state is compared field by field, and its dicts by what is in them."""
+    known = {**vars(party), **vars(party.state)}
+    return {k: copy.copy(v) if isinstance(v, dict) else v for k, v in known.items() if k != "receive"}
 
 
 def refused(party, message, said):
@@ -268,6 +276,7 @@ def test_wrong_key_lists_are_refused_and_change_nothing():
         ),
         f"cannot agree with the key of party {peers[0].party}": replace(good, peers=(low_order, *peers[1:])),
         "of round 9": replace(good, round=9),
+        "of the test of round 3": replace(good, purpose=Purpose.TEST),
         "for party 99": replace(good, party=99),
     }
     for said, message in cases.items():
@@ -300,9 +309,7 @@ def test_an_answer_holds_one_secret_of_each_peer_and_erases_the_rest():
     answer = party.receive(replace(good, survivors=tuple(p for p in good.survivors if p != dropped)))
     kinds = {a.owner: type(a) for a in answer.answers}
     assert kinds.pop(dropped) is m.PairKeyShare and set(kinds.values()) == {m.SelfMaskShare}
-    assert party._held == party._peers == party._channels == party._contexts == {}
-    assert party._mask is None and party._cipher is None and party._self_mask == b"" and party._mask_private == b""
-    assert party._values is None
+    assert type(party.state) is states.Done and not vars(party.state)
 
 
 def test_only_legal_moves_move_a_party():
@@ -317,7 +324,7 @@ def test_only_legal_moves_move_a_party():
     fresh.start()
     with pytest.raises(ProtocolError, match="start twice"):
         fresh.start()
-    assert fresh.phase is PartyPhase.ADVERTISED
+    assert type(fresh.state) is states.Advertised
 
 
 def test_secrets_do_not_show():
@@ -353,6 +360,7 @@ BEFORE_ITS_INPUT = {
     "sent 5 shares, expected 6": (m.ShareKeys, lambda x: replace(x, bundles=x.bundles[:-1])),
     "sent 19 bytes, expected 20": (m.MaskedInput, lambda x: replace(x, values=x.values[:-1])),
     "of round 2 in round 3": (m.MaskedInput, lambda x: replace(x, round=2)),
+    "of the test of round 3 in round 3": (m.MaskedInput, lambda x: replace(x, purpose=Purpose.TEST)),
 }
 
 
@@ -360,14 +368,14 @@ BEFORE_ITS_INPUT = {
 def test_a_liar_is_named_and_treated_as_dropped(said):
     kind, change = BEFORE_ITS_INPUT[said]
     round = Round(7).run(tamper=lie_once(kind, LIAR, change))
-    assert any(f"party {LIAR}" in fault and said in fault for fault in round.server.faults)
+    assert any(fault.party == LIAR and said in fault.what for fault in round.server.faults)
     round.check_sum([p for p in round.cohort if p != LIAR])
 
 
 def test_bits_beyond_the_end_of_an_input_are_a_lie():
     change = lie_once(m.MaskedInput, LIAR, lambda x: replace(x, values=x.values[:-1] + bytes([x.values[-1] | 0x80])))
     round = Round(7, dimension=7).run(tamper=change)
-    assert any("bits set beyond its end" in fault for fault in round.server.faults)
+    assert any("bits set beyond its end" in fault.what for fault in round.server.faults)
     round.check_sum([p for p in round.cohort if p != LIAR])
 
 
@@ -377,7 +385,7 @@ def test_a_second_different_input_takes_the_first_one_out():
             return [message, replace(message, values=bytes(len(message.values)))]
 
     round = Round(7).run(tamper=tamper)
-    assert any(f"party {LIAR}" in fault and "second, different input" in fault for fault in round.server.faults)
+    assert Fault(LIAR, "MaskedInput", "sent a second, different input") in round.server.faults
     round.check_sum([p for p in round.cohort if p != LIAR])
 
 
@@ -392,7 +400,7 @@ def test_an_impostor_of_another_partys_keys_is_refused():
                 return [replace(message, cipher_key=stolen["key"])]
 
     round = Round(7).run(tamper=tamper)
-    assert any("a key of another party" in fault for fault in round.server.faults)
+    assert any("a key of another party" in fault.what for fault in round.server.faults)
     round.check_sum([p for p in round.cohort if p != LIAR])
 
 
@@ -407,7 +415,7 @@ def test_a_bundle_that_does_not_open_is_named_and_the_round_goes_on(how):
         return replace(message, bundles=(m.Bundle(message.bundles[0].party, bad), *message.bundles[1:]))
 
     round = Round(7).run(tamper=lie_once(m.ShareKeys, LIAR, change))
-    assert f"party 0 could not open the bundle of party {LIAR}" in round.server.faults
+    assert f"party 0, Unmask: could not open the bundle of party {LIAR}" in map(str, round.server.faults)
     round.check_sum(round.cohort)
 
 
@@ -421,8 +429,8 @@ def test_wrong_shares_are_decoded_and_their_holders_named():
 
     round = Round(9, threshold=5).run(tamper=tamper)
     for liar in liars:
-        assert any(f"party {liar} sent a wrong share" in fault for fault in round.server.faults)
-    assert {fault.split()[1] for fault in round.server.faults} == {"3", "9"}
+        assert Fault(liar, "Unmask", f"sent a wrong share of party {LIAR}") in round.server.faults
+    assert {fault.party for fault in round.server.faults} == set(liars)
     round.check_sum(round.cohort)
 
 
@@ -443,7 +451,7 @@ def test_opening_the_wrong_secret_is_refused():
         return replace(message, answers=(m.PairKeyShare(first.owner, first.share), *message.answers[1:]))
 
     round = Round(7).run(tamper=lie_once(m.Unmask, LIAR, change))
-    assert any("opened the wrong secret" in fault for fault in round.server.faults)
+    assert any("opened the wrong secret" in fault.what for fault in round.server.faults)
     round.check_sum(round.cohort)  # its input is in; only its shares are not used
 
 
@@ -523,7 +531,23 @@ def test_a_server_that_shows_two_survivor_lists_opens_nothing():
             other = with_zero if shown[p] == without_zero else without_zero
             with pytest.raises(ProtocolError, match="other survivors than it signed"):
                 round.parties[p].receive(m.UnmaskRequest(3, p, other, proof))
-    assert all(party.phase is PartyPhase.SIGNED for party in round.parties.values())
+    assert all(type(party.state) is states.Signed for party in round.parties.values())
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_the_test_of_a_round_is_a_round_of_its_own(active):
+    ids = identities(6) if active else None
+    round = Round(6, identities=ids, purpose=Purpose.TEST).run({3: "MaskedInput"})
+    round.check_sum([p for p in round.cohort if p != 3])
+    assert {message.purpose for message in round.sent} == {Purpose.TEST} and {x.round for x in round.sent} == {3}
+
+
+def test_keys_of_the_test_of_a_round_do_not_verify_in_it():
+    ids = identities(5)
+    other = Round(5, identities=ids, purpose=Purpose.TEST).parties[0].start()
+    party, good, _ = at_phase(m.KeyList, ids=ids)
+    peer = m.PeerKeys(0, other.cipher_key, other.mask_key, other.signature)
+    refused(party, replace(good, peers=(peer, *good.peers[1:])), "that it did not sign")
 
 
 def test_without_an_identity_there_is_no_active_round():
@@ -540,7 +564,7 @@ def test_a_masked_input_looks_uniform():
     round = Round(5, bits=32, dimension=200_000)
     round.inputs = {p: np.zeros(200_000, np.uint64) for p in round.cohort}
     for p, party in round.parties.items():
-        party._values = round.inputs[p]
+        party.state = states.New(round.inputs[p])
     round.run()
     for message in (x for x in round.sent if isinstance(x, m.MaskedInput)):
         values = unpack(message.values, 200_000, 32) / 2.0**32
@@ -552,6 +576,26 @@ def test_a_masked_input_looks_uniform():
         chi = ((counts - counts.mean()) ** 2 / counts.mean()).sum()
         assert abs(chi - 255) < 5 * (2 * 255) ** 0.5
     round.check_sum(round.cohort)
+
+
+def test_a_meter_is_told_the_phase_that_work_is_done_for():
+    measured = set()
+
+    def meter(phase, cost):
+        measured.add((phase, cost))
+        return contextlib.nullcontext()
+
+    round = Round(4)
+    for machine in (round.server, *round.parties.values()):
+        machine._meter = meter
+    round.run({round.cohort[0]: "MaskedInput"})
+    of_party = {
+        Phase.ADVERTISE_KEYS: {Cost.DH},
+        Phase.SHARE_KEYS: {Cost.SHAMIR_SPLIT, Cost.DH, Cost.AEAD},
+        Phase.MASKED_INPUT: {Cost.AEAD, Cost.DH, Cost.PRG, Cost.ENCODE},
+    }
+    of_server = {Phase.UNMASK: {Cost.SHAMIR_COMBINE, Cost.DH, Cost.AGGREGATE, Cost.PRG}}
+    assert measured == {(phase, cost) for phase, costs in (of_party | of_server).items() for cost in costs}
 
 
 def test_fresh_keys_every_round():

@@ -37,7 +37,7 @@ def mutate(rng, frame):
             data = bytearray(1)
     # Half the time the length is put right, or nearly every mutation would stop at the header.
     if rng.random() < 0.5 and len(data) >= FRAMING:
-        data[12:20] = (len(data) - FRAMING).to_bytes(8, "little")
+        data[13:20] = (len(data) - FRAMING).to_bytes(7, "little")
     return bytes(data)
 
 
@@ -115,7 +115,7 @@ def check_harmless(active, message, decoded, machine):
         originals = {bundle.party: bundle.sealed for bundle in message.bundles}
         for bundle in decoded.bundles:
             altered = originals.get(bundle.party) != bundle.sealed
-            assert not altered or machine._held[bundle.party] is None, "an altered bundle was opened"
+            assert not altered or machine.state.held[bundle.party] is None, "an altered bundle was opened"
     if isinstance(message, m.UnmaskRequest):
         assert set(decoded.survivors) <= set(message.survivors) and len(decoded.survivors) >= machine.rules.threshold
         if active:
@@ -138,5 +138,5 @@ def test_a_flipped_bit_in_any_place_of_a_bundle_is_seen():
         trial = clone(machine)
         bundle = dataclasses.replace(message.bundles[0], sealed=bytes(sealed))
         trial.receive(dataclasses.replace(message, bundles=(bundle, *message.bundles[1:])))
-        assert trial._held[bundle.party] is None
-    assert np.array_equal(machine._values, round.inputs[party])
+        assert trial.state.held[bundle.party] is None
+    assert np.array_equal(machine.state.values, round.inputs[party])

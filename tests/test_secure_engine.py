@@ -235,7 +235,7 @@ def test_costs_are_split_and_add_up(make_config, run_in_memory):
     for cost in ("AEAD", "Shamir split", "MPI"):
         by_party = sum(float(row[3]) for row in costs if row[2] == cost)
         assert by_party == pytest.approx(summary["seconds"][cost]["cpu"], abs=2e-3)
-    phases = {line.split(",")[1] for line in (config.out / "messages.csv").read_text().splitlines()[1:]}
+    phases = {line.split(",")[2] for line in (config.out / "messages.csv").read_text().splitlines()[1:]}
     assert {"AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask"} <= phases
 
 

@@ -115,4 +115,4 @@ def test_the_csv_has_the_same_totals():
     assert (
         sum(int(line.split(",")[column]) for line in lines) == ledger.total("wire_payload") == 2 * Train.wire_size(5, 1)
     )
-    assert lines[0].startswith("1,model,Train,down,1,0,")
+    assert lines[0].startswith("1,training,model,Train,down,1,0,")

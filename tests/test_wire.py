@@ -1,5 +1,6 @@
 """Frames and messages: they survive the trip, cost what their law says, and anything else is refused."""
 
+import dataclasses
 import tracemalloc
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedmpi.errors import WireError
 from fedmpi.secagg import messages as secagg
-from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, VERSION
+from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, MAX_ROUND, VERSION, Header
 from fedmpi.wire.messages import (
     MESSAGES,
     Account,
@@ -29,6 +30,7 @@ from fedmpi.wire.messages import (
     decode,
     encode,
 )
+from fedmpi.wire.phases import Purpose
 
 u32 = st.integers(0, 2**32 - 1)
 parties = st.lists(u32, max_size=5).map(tuple)
@@ -164,7 +166,7 @@ def test_a_changed_frame_is_refused_or_means_something_that_encodes_to_it(messag
 @settings(max_examples=300)
 @given(st.binary(max_size=200), st.sampled_from(sorted(MESSAGES)), st.booleans())
 def test_random_bytes_never_do_anything_but_raise_wire_error(payload, kind, framed):
-    header = HEADER.pack(MAGIC, VERSION, kind, 1, 2, len(payload)) if framed else b""
+    header = Header(kind, 1, 2, len(payload)).pack() if framed else b""
     try:
         decode(header + payload)
     except WireError:
@@ -179,20 +181,39 @@ def test_random_bytes_never_do_anything_but_raise_wire_error(payload, kind, fram
         (dict(magic=b"XX"), "starts with"),
         (dict(version=9), "version 9"),
         (dict(type=250), "unknown type 250"),
-        (dict(length=MAX_PAYLOAD + 1), "largest allowed"),
-        (dict(length=5), "announces 5 payload bytes and has 4"),
+        (dict(purpose=2), "purpose 2, expected one of 0, 1"),
+        (dict(length=(MAX_PAYLOAD + 1).to_bytes(7, "little")), "largest allowed"),
+        (dict(length=b"\5" + bytes(6)), "announces 5 payload bytes and has 4"),
     ],
 )
 def test_what_is_wrong_with_a_header_is_said(change, said):
-    fields = dict(magic=MAGIC, version=VERSION, type=Stop.TYPE, round=0, party=-1, length=4) | change
+    fields = dict(magic=MAGIC, version=VERSION, type=Stop.TYPE, round=0, party=-1, purpose=0, length=b"\4" + bytes(6))
+    fields |= change
     with pytest.raises(WireError, match=said):
         decode(HEADER.pack(*fields.values()) + b"\0\0\0\0")
+
+
+def test_the_header_is_laid_out_as_its_table_says():
+    frame = encode(secagg.ConsistencyCheck(0x01020304, 0x05060708, bytes(64), purpose=Purpose.TEST)).tobytes()
+    assert frame[:FRAMING].hex() == "464d021a" + "04030201" + "08070605" + "01" + "40000000000000"
+
+
+@pytest.mark.parametrize("round", [-1, MAX_ROUND + 1])
+def test_a_round_that_does_not_fit_is_refused(round):
+    with pytest.raises(WireError, match=f"round {round} cannot be sent: must be between 0 and 4294967295"):
+        encode(Stop(round))
+
+
+@given(anything, st.sampled_from(Purpose))
+def test_every_message_carries_what_its_round_is_for(message, purpose):
+    assert message.purpose is Purpose.TRAINING
+    assert decode(encode(dataclasses.replace(message, purpose=purpose))).purpose is purpose
 
 
 @pytest.mark.parametrize("kind", [Train, Setup, Account, PlainInput])
 def test_an_announced_size_is_never_allocated_before_its_bytes_are_there(kind):
     payload = b"\xff" * 24  # every count in it announces about 4 billion entries
-    frame = HEADER.pack(MAGIC, VERSION, kind.TYPE, 0, 0, len(payload)) + payload
+    frame = Header(kind.TYPE, 0, 0, len(payload)).pack() + payload
     tracemalloc.start()
     try:
         with pytest.raises(WireError):

@@ -1,6 +1,8 @@
 """The two ends of a round's aggregation, from the configuration. Both ends work out the rules by themselves."""
 
 import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,8 +17,9 @@ from fedmpi.privacy.encoding import Encoding
 from fedmpi.randomness.words import WordSource
 from fedmpi.secagg import graph
 from fedmpi.secagg.party import Identity, SecAggParty
-from fedmpi.secagg.rules import Meter, Rules, no_meter
+from fedmpi.secagg.rules import Rules, no_meter
 from fedmpi.secagg.server import SecAggServer
+from fedmpi.wire.phases import Cost, Phase
 
 SMALL_COHORT = 200
 
@@ -27,7 +30,7 @@ class Aggregator:
     session: bytes
     dimension: int  # of the shared vector
     width: int = 0  # of its rows, if parties send rows; 0: they send coordinates
-    meter: Meter = no_meter
+    meter: Callable[[str], AbstractContextManager[object]] | None = None  # by cost
     clear: set[int] = field(default_factory=set)  # who shares in the clear
     hide_all: bool = False  # nobody, whatever the configuration says
 
@@ -38,6 +41,9 @@ class Aggregator:
             self.clear.update(range(self.config.run.parties))
         elif kind == "hybrid":
             self.clear.update(parse_parties(self.config))
+
+    def _measure(self, phase: Phase, cost: Cost) -> AbstractContextManager[object]:
+        return self.meter(cost) if self.meter else no_meter(phase, cost)
 
     def check(self) -> None:
         """ConfigError if the whole cohort cannot run the protocol as configured: threshold, degree, adversary."""
@@ -129,7 +135,7 @@ class Aggregator:
         else:
             drawn = graph.regular(hidden, rules.degree, rules.threshold, source)
         neighbours = {party: drawn.neighbours(party) for party in hidden}
-        machine = SecAggServer(rules, neighbours, identities=identities, threads=threads, meter=self.meter)
+        machine = SecAggServer(rules, neighbours, identities=identities, threads=threads, meter=self._measure)
         secure = SecureServer(machine, encoding)
         return HybridServer(plain, secure, frozenset(in_clear)) if in_clear else secure
 
@@ -148,7 +154,7 @@ class Aggregator:
         if party in self.clear:
             return PlainParty(round, party, encoding, self.dimension, values, support)
         rules = self.rules(round, cohort, encoding, most_lost)
-        return SecureParty(SecAggParty(rules, party, values, identity=identity, meter=self.meter))
+        return SecureParty(SecAggParty(rules, party, values, identity=identity, meter=self._measure))
 
 
 def parse_parties(config: Config) -> frozenset[int]:

@@ -28,7 +28,7 @@ class SecureServer(ServerSession):
 
     @property
     def faults(self) -> list[str]:
-        return self.machine.faults
+        return [str(fault) for fault in self.machine.faults]
 
     @property
     def reason(self) -> str:
@@ -46,7 +46,7 @@ class SecureServer(ServerSession):
         return self.machine.receive(message)
 
     def drop(self, party, fault=""):
-        return self.machine.drop(party, fault)
+        return self.machine.drop(party)  # whoever caught it has said so
 
     def expire(self):
         return self.machine.expire()

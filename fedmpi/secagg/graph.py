@@ -108,6 +108,11 @@ class Graph:
             raise ProtocolError(f"not among the {len(self.circle)} parties of this round", party=party) from None
 
 
+def check_cohort(n: int) -> None:
+    if n < 2:
+        raise ConfigError(f"a cohort of {n}: a sum hides something from 2 parties on")
+
+
 def check_degree(degree: int, n: int) -> None:
     """Even, as `regular` builds it, or everybody."""
     if degree != n - 1 and not (degree % 2 == 0 and 2 <= degree < n - 1):
@@ -115,11 +120,12 @@ def check_degree(degree: int, n: int) -> None:
 
 
 def check_threshold(threshold: int, holders: int) -> None:
-    """More than half of the holders and at most all of them; a party checks this before it deals any share."""
+    """More than half of the holders and at most all of them; a party checks this before it deals any share. With t <= n/2 a
+    server could have one half open b_u and the other half s_u^SK, and read the input."""
     if not (2 * threshold > holders and threshold <= holders):
         raise ConfigError(
-            f"threshold {threshold} for {holders} holders of a share: must be {holders // 2 + 1} to {holders}, more "
-            "than half of them, so that no two groups of holders can each reconstruct another secret"
+            f"threshold = {threshold}: must be above half of the {holders} holders of a share and at most all of them "
+            f"({holders // 2 + 1} to {holders})"
         )
 
 
@@ -130,8 +136,7 @@ def default_threshold(holders: int) -> int:
 
 def _sorted_cohort(cohort: Iterable[int]) -> tuple[int, ...]:
     parties = tuple(sorted(int(party) for party in cohort))
-    if len(parties) < 2:
-        raise ConfigError(f"a cohort of {len(parties)}: a sum hides something from 2 parties on")
+    check_cohort(len(parties))
     twice = [one for one, other in pairwise(parties) if one == other]
     if twice:
         raise ConfigError(f"party {twice[0]} is in the cohort twice: each party once")
@@ -232,8 +237,7 @@ def _middle_threshold(n: int, degree: int, c: int, d: int, security: float, fail
 
 
 def _worst_counts(n: int, corrupt: float, dropout: float) -> tuple[int, int]:
-    if n < 2:
-        raise ConfigError(f"a cohort of {n}: a sum hides something from 2 parties on")
+    check_cohort(n)
     for name, rate in (("corrupt", corrupt), ("dropout", dropout)):
         if not 0 <= rate < 1:
             raise ConfigError(f"{name} rate {rate}: must be at least 0 and below 1")

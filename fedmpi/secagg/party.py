@@ -3,14 +3,17 @@
     start() -> AdvertiseKeys;  KeyList -> ShareKeys;  ShareList -> MaskedInput;  [SurvivorList -> ConsistencyCheck];
     UnmaskRequest -> Unmask
 
-A refused message changes nothing. Randomness is an argument. What is no longer needed is dropped as soon as it can be.
+Each state is an object with what the party still needs from there on: what it needs no longer is gone with the state before.
+A message either leads to the next state or is refused and changes nothing. Randomness is an argument.
 """
 
-import enum
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.crypto.keys import SELF_MASK, Agreement, Channel, commit, derive, sign, verify
 from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
@@ -19,6 +22,7 @@ from fedmpi.errors import CryptoError, ProtocolError
 from fedmpi.secagg.messages import (
     SHARE,
     AdvertiseKeys,
+    Answer,
     Bundle,
     ConsistencyCheck,
     KeyList,
@@ -34,34 +38,69 @@ from fedmpi.secagg.messages import (
     Unopened,
 )
 from fedmpi.secagg.pairs import Contexts, bundle_channel, mask_key
-from fedmpi.secagg.rules import Meter, Rules, no_meter, share_points
+from fedmpi.secagg.rules import Meter, Rules, no_meter, round_name, share_points
 from fedmpi.wire.bits import pack
 from fedmpi.wire.message import Message
+from fedmpi.wire.phases import Cost, Phase
+
+Values = NDArray[np.unsignedinteger[Any]]
+Shares = tuple[bytes, bytes]  # of an owner's b and of its s^SK
 
 
-class Phase(enum.Enum):
-    """The last thing that this party did."""
+class State:
+    """Where a party is, named by the last thing that it did. Never printed: a state holds secrets."""
 
-    NEW = "has not started"
-    ADVERTISED = "advertised its keys"
-    SHARED = "shared its keys"
-    MASKED = "sent its input"
-    SIGNED = "signed the survivors"
-    DONE = "opened its shares"
+    DID: ClassVar[str]
 
 
-# The legal moves. A message that is not here is refused and changes nothing.
-NEXT = {
-    (Phase.ADVERTISED, KeyList): Phase.SHARED,
-    (Phase.SHARED, ShareList): Phase.MASKED,
-    (Phase.MASKED, UnmaskRequest): Phase.DONE,
-}
-NEXT_ACTIVE = {
-    (Phase.ADVERTISED, KeyList): Phase.SHARED,
-    (Phase.SHARED, ShareList): Phase.MASKED,
-    (Phase.MASKED, SurvivorList): Phase.SIGNED,
-    (Phase.SIGNED, UnmaskRequest): Phase.DONE,
-}
+@dataclass(frozen=True, repr=False, eq=False)
+class New(State):
+    DID = "has not started"
+    values: Values
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Advertised(State):
+    DID = "advertised its keys"
+    values: Values
+    cipher: Agreement
+    mask: Agreement
+    mask_private: bytes
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Shared(State):
+    """Every bundle is sealed: the key that agrees on channels is gone, and s^SK has been dealt."""
+
+    DID = "shared its keys"
+    values: Values
+    mask: Agreement
+    self_mask: bytes
+    own: Shares
+    peers: dict[int, PeerKeys]
+    contexts: dict[int, Contexts]
+    channels: dict[int, Channel]
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Masked(State):
+    """Masks are on: neither the update nor the keys that would take them off are here any more."""
+
+    DID = "sent its input"
+    held: dict[int, Shares | None]  # by owner; None: did not open
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Signed(State):
+    DID = "signed the survivors"
+    held: dict[int, Shares | None]
+    survivors: tuple[int, ...]
+
+
+class Done(State):
+    """It answers once: the other half of each pair of shares is gone."""
+
+    DID = "opened its shares"
 
 
 class Identity:
@@ -86,7 +125,7 @@ class SecAggParty:
         self,
         rules: Rules,
         party: int,
-        values: np.ndarray,
+        values: Values,
         *,
         identity: Identity | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
@@ -97,152 +136,132 @@ class SecAggParty:
             raise ProtocolError("has no identity key, which an active adversary calls for", party=party)
         self.rules = rules
         self.party = party
-        self.phase = Phase.NEW
-        self._moves = NEXT_ACTIVE if rules.active else NEXT
-        self._values = values
-        self._identity = identity
+        self.state: State = New(values)
+        self._identity = identity or Identity(b"", {})  # which nobody asks unless the adversary is active
         self._random = random_bytes
         self._meter = meter
-        self._cipher: Agreement | None = None
-        self._mask: Agreement | None = None
-        self._mask_private = b""
-        self._self_mask = b""
-        self._peers: dict[int, PeerKeys] = {}
-        self._contexts: dict[int, Contexts] = {}
-        self._channels: dict[int, Channel] = {}
-        self._held: dict[
-            int, tuple[bytes, bytes] | None
-        ] = {}  # owner -> (share of b, share of s^SK); None: did not open
-        self._signed: tuple[int, ...] | None = None
 
     def start(self) -> AdvertiseKeys:
-        if self.phase is not Phase.NEW:
-            raise self._wrong("AdvertiseKeys", "was asked to start twice")
-        with self._meter("DH"):
-            self._mask_private = self._random(32)
-            self._cipher, self._mask = Agreement(self._random(32)), Agreement(self._mask_private)
-        keys = self._cipher.public, self._mask.public
+        if not isinstance(self.state, New):
+            raise self._wrong(Phase.ADVERTISE_KEYS, "was asked to start twice")
+        with self._meter(Phase.ADVERTISE_KEYS, Cost.DH):
+            private = self._random(32)
+            cipher, mask = Agreement(self._random(32)), Agreement(private)
+        keys = cipher.public, mask.public
         signature = self._identity.sign(self.rules.keys_text(self.party, *keys)) if self.rules.active else b""
-        self.phase = Phase.ADVERTISED
-        return AdvertiseKeys(self.rules.round, self.party, *keys, signature)
+        self.state = Advertised(self.state.values, cipher, mask, private)
+        return self.rules.message(AdvertiseKeys, self.party, *keys, signature)
 
     def receive(self, message: Message) -> Message:
         """The answer to a legal message; ProtocolError, and no change, for any other."""
-        after = self._moves.get((self.phase, type(message)))
-        if after is None:
-            raise self._wrong(message.PHASE, f"got {type(message).__name__}, but it {self.phase.value}")
-        if message.round != self.rules.round or message.party != self.party:
-            raise self._wrong(message.PHASE, f"got a message of round {message.round} for party {message.party}")
-        handlers = {
-            KeyList: self._share_keys,
-            ShareList: self._mask_input,
-            SurvivorList: self._check_consistency,
-            UnmaskRequest: self._unmask,
-        }
-        answer = handlers[type(message)](message)
-        self.phase = after
+        if not self.rules.covers(message) or message.party != self.party:
+            name = round_name(message.round, message.purpose)
+            raise self._wrong(message.PHASE, f"got a message of {name} for party {message.party}")
+        self.state, answer = self._move(message)
         return answer
+
+    def _move(self, message: Message) -> tuple[State, Message]:
+        """The legal moves, all of them."""
+        active = self.rules.active
+        match self.state, message:
+            case Advertised() as state, KeyList() as keys:
+                return self._share_keys(state, keys)
+            case Shared() as state, ShareList() as bundles:
+                return self._mask_input(state, bundles)
+            case Masked() as state, SurvivorList() as shown if active:
+                return self._sign_survivors(state, shown)
+            case Masked() as state, UnmaskRequest() as request if not active:
+                return Done(), self._unmask(state.held, request)
+            case Signed() as state, UnmaskRequest() as request:
+                self._check_signatures(state, request)
+                return Done(), self._unmask(state.held, request)
+        raise self._wrong(message.PHASE, f"got {type(message).__name__}, but it {self.state.DID}")
 
     # ---- round 1 ----
 
-    def _share_keys(self, message: KeyList) -> ShareKeys:
-        rules, peers = self.rules, {peer.party: peer for peer in message.peers}
-        self._check_peers(message, peers)
+    def _share_keys(self, state: Advertised, message: KeyList) -> tuple[Shared, ShareKeys]:
+        rules, peers, phase = self.rules, {peer.party: peer for peer in message.peers}, Phase.SHARE_KEYS
+        self._check_peers(state, message, peers)
         self_mask = self._random(32)
         points = share_points(self.party, peers)
-        with self._meter("Shamir split"):
-            secrets = [secret_to_int(self_mask), secret_to_int(self._mask_private)]
-            shares = create_shares(secrets, rules.threshold, list(points.values()), self._random)
-            texts = dict(zip(points, zip(*(map(encode_share, row) for row in shares))))
+        with self._meter(phase, Cost.SHAMIR_SPLIT):
+            secrets = [secret_to_int(self_mask), secret_to_int(state.mask_private)]
+            of_mask, of_key = create_shares(secrets, rules.threshold, list(points.values()), self._random)
+            texts = dict(zip(points, zip(map(encode_share, of_mask), map(encode_share, of_key))))
         contexts = rules.pair_contexts(self.party, peers)
-        with self._meter("DH"):
-            channels = {party: self._channel(peer, contexts[party]) for party, peer in peers.items()}
-        with self._meter("AEAD"):
-            bundles = tuple(
-                [Bundle(party, channel.seal(b"".join(texts[party]))) for party, channel in channels.items()]
-            )
+        with self._meter(phase, Cost.DH):
+            channels = {party: self._channel(state, peer, contexts[party]) for party, peer in peers.items()}
+        with self._meter(phase, Cost.AEAD):
+            bundles = [Bundle(party, channel.seal(b"".join(texts[party]))) for party, channel in channels.items()]
         commitment = commit(self_mask, rules.context(self.party))
-        self._self_mask, self._peers, self._channels, self._contexts = self_mask, peers, channels, contexts
-        self._held = {self.party: texts[self.party]}
-        self._cipher, self._mask_private = None, b""  # every bundle is sealed, and its keys are derived
-        return ShareKeys(rules.round, self.party, bundles, commitment)
+        after = Shared(state.values, state.mask, self_mask, texts[self.party], peers, contexts, channels)
+        return after, rules.message(ShareKeys, self.party, tuple(bundles), commitment)
 
-    def _check_peers(self, message: KeyList, peers: dict[int, PeerKeys]) -> None:
-        rules = self.rules
+    def _check_peers(self, state: Advertised, message: KeyList, peers: dict[int, PeerKeys]) -> None:
+        rules, phase = self.rules, Phase.ADVERTISE_KEYS
         if len(peers) != len(message.peers) or self.party in peers:
-            raise self._wrong("AdvertiseKeys", "was shown a list that names a party twice, or itself")
+            raise self._wrong(phase, "was shown a list that names a party twice, or itself")
         if not rules.threshold - 1 <= len(peers) <= rules.degree:
-            raise self._wrong(
-                "AdvertiseKeys", f"was shown {len(peers)} peers, expected {rules.threshold - 1} to {rules.degree}"
-            )
-        own = {self._cipher.public, self._mask.public}
+            raise self._wrong(phase, f"was shown {len(peers)} peers, expected {rules.threshold - 1} to {rules.degree}")
+        own = {state.cipher.public, state.mask.public}
         keys = own | {key for peer in peers.values() for key in (peer.cipher_key, peer.mask_key)}
         if len(keys) != 2 * len(peers) + 2:
-            raise self._wrong("AdvertiseKeys", "was shown the same key twice")
+            raise self._wrong(phase, "was shown the same key twice")
         if rules.active:
             for peer in peers.values():
                 text = rules.keys_text(peer.party, peer.cipher_key, peer.mask_key)
                 if not self._identity.verifies(peer.party, text, peer.signature):
-                    raise self._wrong("AdvertiseKeys", f"was shown keys of party {peer.party} that it did not sign")
+                    raise self._wrong(phase, f"was shown keys of party {peer.party} that it did not sign")
 
-    def _channel(self, peer: PeerKeys, contexts: Contexts) -> Channel:
+    def _channel(self, state: Advertised, peer: PeerKeys, contexts: Contexts) -> Channel:
         try:
-            return bundle_channel(self._cipher, peer.cipher_key, self.party < peer.party, contexts)
+            return bundle_channel(state.cipher, peer.cipher_key, self.party < peer.party, contexts)
         except CryptoError:
-            raise self._wrong("AdvertiseKeys", f"cannot agree with the key of party {peer.party}") from None
+            raise self._wrong(Phase.ADVERTISE_KEYS, f"cannot agree with the key of party {peer.party}") from None
 
     # ---- round 2 ----
 
-    def _mask_input(self, message: ShareList) -> MaskedInput:
-        rules, senders = self.rules, {bundle.party: bundle.sealed for bundle in message.bundles}
-        if len(senders) != len(message.bundles) or not senders.keys() <= self._peers.keys():
-            raise self._wrong("ShareKeys", "was shown bundles of a stranger, or two of one party")
+    def _mask_input(self, state: Shared, message: ShareList) -> tuple[Masked, MaskedInput]:
+        rules, senders, phase = self.rules, {b.party: b.sealed for b in message.bundles}, Phase.MASKED_INPUT
+        if len(senders) != len(message.bundles) or not senders.keys() <= state.peers.keys():
+            raise self._wrong(message.PHASE, "was shown bundles of a stranger, or two of one party")
         if len(senders) + 1 < rules.threshold:
-            raise self._wrong("ShareKeys", f"was shown {len(senders)} bundles, expected {rules.threshold - 1} or more")
-        with self._meter("AEAD"):
-            opened = {sender: self._open(sender, sealed) for sender, sealed in senders.items()}
-        keys, signs = [derive(self._self_mask, SELF_MASK, rules.context(self.party), MASK_KEY_BYTES)], [1]
-        with self._meter("DH"):
+            raise self._wrong(
+                message.PHASE, f"was shown {len(senders)} bundles, expected {rules.threshold - 1} or more"
+            )
+        with self._meter(phase, Cost.AEAD):
+            opened = {sender: _open(state.channels[sender], sealed) for sender, sealed in senders.items()}
+        keys, signs = [derive(state.self_mask, SELF_MASK, rules.context(self.party), MASK_KEY_BYTES)], [1]
+        with self._meter(phase, Cost.DH):
             for peer in senders:
-                keys.append(self._pair_mask_key(peer))
+                keys.append(self._pair_mask_key(state, peer))
                 signs.append(1 if self.party < peer else -1)  # MMF (8): + towards higher parties, - towards lower ones
-        with self._meter("PRG"):
-            total = self._values.astype(rules.lane)
+        with self._meter(phase, Cost.PRG):
+            total = state.values.astype(rules.lane)
             add_masks(total, keys, signs)
-        with self._meter("encode"):
+        with self._meter(phase, Cost.ENCODE):
             total &= rules.lane.type((1 << rules.bits) - 1)
             packed = pack(total, rules.bits)
-        self._held |= opened
-        # Masks are on: neither the update nor the keys that would take them off are needed here any more.
-        self._mask, self._self_mask, self._values, self._channels, self._contexts = None, b"", None, {}, {}
-        return MaskedInput(rules.round, self.party, packed)
+        return Masked({self.party: state.own, **opened}), rules.message(MaskedInput, self.party, packed)
 
-    def _open(self, sender: int, sealed: bytes) -> tuple[bytes, bytes] | None:
+    def _pair_mask_key(self, state: Shared, peer: int) -> bytes:
         try:
-            text = self._channels[sender].open(sealed)
+            return mask_key(state.mask, state.peers[peer].mask_key, self.party < peer, state.contexts[peer])
         except CryptoError:
-            return None
-        of_self_mask, of_mask_key = text[:SHARE], text[SHARE:]
-        return (of_self_mask, of_mask_key) if is_share(of_self_mask) and is_share(of_mask_key) else None
-
-    def _pair_mask_key(self, peer: int) -> bytes:
-        try:
-            return mask_key(self._mask, self._peers[peer].mask_key, self.party < peer, self._contexts[peer])
-        except CryptoError:
-            raise self._wrong("MaskedInput", f"cannot agree with the key of party {peer}") from None
+            raise self._wrong(Phase.MASKED_INPUT, f"cannot agree with the key of party {peer}") from None
 
     # ---- round 3 ----
 
-    def _check_consistency(self, message: SurvivorList) -> ConsistencyCheck:
-        self._check_survivors(message.survivors, "ConsistencyCheck")
-        self._signed = message.survivors
+    def _sign_survivors(self, state: Masked, message: SurvivorList) -> tuple[Signed, ConsistencyCheck]:
+        self._check_survivors(state.held, message)
         signature = self._identity.sign(self.rules.survivors_text(message.survivors))
-        return ConsistencyCheck(self.rules.round, self.party, signature)
+        return Signed(state.held, message.survivors), self.rules.message(ConsistencyCheck, self.party, signature)
 
-    def _check_survivors(self, survivors: tuple[int, ...], phase: str) -> None:
+    def _check_survivors(self, held: dict[int, Shares | None], message: SurvivorList | UnmaskRequest) -> None:
+        survivors, phase = message.survivors, message.PHASE
         if list(survivors) != sorted(set(survivors)):
             raise self._wrong(phase, "was shown survivors out of order, or one twice")
-        if self.party not in survivors or not set(survivors) <= self._held.keys():
+        if self.party not in survivors or not set(survivors) <= held.keys():
             raise self._wrong(phase, "was shown survivors that include a stranger, or not itself")
         if len(survivors) < self.rules.threshold:
             raise self._wrong(phase, f"was shown {len(survivors)} survivors, expected {self.rules.threshold} or more")
@@ -255,24 +274,21 @@ class SecAggParty:
 
     # ---- round 4 ----
 
-    def _unmask(self, message: UnmaskRequest) -> Unmask:
-        self._check_survivors(message.survivors, "Unmask")
-        if self.rules.active:
-            self._check_signatures(message)
-        survivors, answers = set(message.survivors), []
-        for owner, shares in sorted(self._held.items()):
+    def _unmask(self, held: dict[int, Shares | None], message: UnmaskRequest) -> Unmask:
+        self._check_survivors(held, message)
+        survivors, answers = set(message.survivors), list[Answer]()
+        for owner, shares in sorted(held.items()):
             if shares is None:
                 answers.append(Unopened(owner))
             elif owner in survivors:
                 answers.append(SelfMaskShare(owner, shares[0]))
             else:
                 answers.append(PairKeyShare(owner, shares[1]))
-        self._held, self._peers = {}, {}  # it answers once: the other half of each pair is gone
-        return Unmask(self.rules.round, self.party, tuple(answers))
+        return self.rules.message(Unmask, self.party, tuple(answers))
 
-    def _check_signatures(self, message: UnmaskRequest) -> None:
-        if message.survivors != self._signed:
-            raise self._wrong("Unmask", "was shown other survivors than it signed")
+    def _check_signatures(self, state: Signed, message: UnmaskRequest) -> None:
+        if message.survivors != state.survivors:
+            raise self._wrong(Phase.UNMASK, "was shown other survivors than it signed")
         text = self.rules.survivors_text(message.survivors)
         valid = {
             entry.party
@@ -281,8 +297,19 @@ class SecAggParty:
         }
         if len(valid) < self.rules.threshold:
             raise self._wrong(
-                "Unmask", f"was shown {len(valid)} valid signatures on the survivors, expected {self.rules.threshold}"
+                Phase.UNMASK,
+                f"was shown {len(valid)} valid signatures on the survivors, expected {self.rules.threshold}",
             )
 
-    def _wrong(self, phase: str, what: str) -> ProtocolError:
+    def _wrong(self, phase: Phase, what: str) -> ProtocolError:
         return ProtocolError(what, party=self.party, phase=phase)
+
+
+def _open(channel: Channel, sealed: bytes) -> Shares | None:
+    """The two shares of a bundle; None if it does not open."""
+    try:
+        text = channel.open(sealed)
+    except CryptoError:
+        return None
+    of_self_mask, of_mask_key = text[:SHARE], text[SHARE:]
+    return (of_self_mask, of_mask_key) if is_share(of_self_mask) and is_share(of_mask_key) else None

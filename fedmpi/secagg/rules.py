@@ -5,21 +5,29 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fedmpi.crypto.keys import bind
-from fedmpi.errors import ConfigError
+from fedmpi.secagg.graph import check_cohort, check_degree, check_threshold
+from fedmpi.wire.message import Message
+from fedmpi.wire.phases import Cost, Phase, Purpose
 
-SIGNED_KEYS = b"fedmpi/signed-keys/1"
-SIGNED_SURVIVORS = b"fedmpi/signed-survivors/1"
+SIGNED_KEYS = b"fedmpi/signed-keys/2"
+SIGNED_SURVIVORS = b"fedmpi/signed-survivors/2"
 
-# Takes the name of a cost (DH, Shamir split, ...) and measures what runs inside; by default nothing is measured.
-Meter = Callable[[str], AbstractContextManager]
+# Measures what runs inside, told the phase that it is done for and what it is; by default nothing is measured.
+Meter = Callable[[Phase, Cost], AbstractContextManager[object]]
+M = TypeVar("M", bound=Message)
 
 
-def no_meter(cost: str) -> AbstractContextManager:
+def no_meter(phase: Phase, cost: Cost) -> AbstractContextManager[object]:
     return contextlib.nullcontext()
+
+
+def round_name(round: int, purpose: Purpose) -> str:
+    return f"round {round}" if purpose is Purpose.TRAINING else f"the {purpose.name.lower()} of round {round}"
 
 
 @dataclass(frozen=True)
@@ -35,16 +43,12 @@ class Rules:
     bits: int
     active: bool = False
     most_lost: int | None = None  # parties that a round may lose and still open its sum; None: as t allows
+    purpose: Purpose = Purpose.TRAINING
 
     def __post_init__(self) -> None:
-        holders = self.degree + 1
-        if not 1 <= self.degree < self.cohort:
-            raise ConfigError(f"degree = {self.degree}: must be between 1 and cohort - 1 ({self.cohort - 1})")
-        if not holders / 2 < self.threshold <= holders:
-            # With t <= n/2 a server could have one half open b_u and the other half s_u^SK, and read the input.
-            raise ConfigError(
-                f"threshold = {self.threshold}: must be above half of the {holders} holders of a share and at most all of them"
-            )
+        check_cohort(self.cohort)
+        check_degree(self.degree, self.cohort)
+        check_threshold(self.threshold, self.degree + 1)
 
     @property
     def complete(self) -> bool:
@@ -55,12 +59,20 @@ class Rules:
         return self.cohort if self.most_lost is None else self.most_lost
 
     @property
-    def lane(self) -> np.dtype:
+    def lane(self) -> np.dtype[np.unsignedinteger[Any]]:
         """The narrowest machine integer that holds b bits: masks are drawn, and added, modulo its range."""
         return np.dtype(f"u{next(size for size in (1, 2, 4, 8) if self.bits <= 8 * size)}")
 
+    def message(self, kind: type[M], party: int, *fields: object) -> M:
+        """A message of this round, from or for a party."""
+        return kind(self.round, party, *fields, purpose=self.purpose)
+
+    def covers(self, message: Message) -> bool:
+        """Whether a message is of this round, and not of another or of its test."""
+        return (message.round, message.purpose) == (self.round, self.purpose)
+
     def context(self, *parties: int) -> bytes:
-        """What a derived key or a sealed bundle is for: session, round and the parties in order."""
+        """What a derived key or a sealed bundle is for: session, purpose, round and the parties in order."""
         return self._place + bind(*parties)
 
     def pair_contexts(self, party: int, peers: Iterable[int]) -> dict[int, tuple[bytes, bytes]]:
@@ -72,13 +84,15 @@ class Rules:
 
     @cached_property
     def _place(self) -> bytes:
-        return bind(self.session, self.round)  # `bind` of more parts is `bind` of these, then of those
+        return bind(
+            self.session, int(self.purpose), self.round
+        )  # `bind` of more parts is `bind` of these, then of those
 
     def survivors_text(self, survivors: tuple[int, ...]) -> bytes:
-        return bind(SIGNED_SURVIVORS, self.session, self.round, *survivors)
+        return bind(SIGNED_SURVIVORS) + self._place + bind(*survivors)
 
     def keys_text(self, party: int, cipher_key: bytes, mask_key: bytes) -> bytes:
-        return bind(SIGNED_KEYS, self.session, self.round, party, cipher_key, mask_key)
+        return bind(SIGNED_KEYS) + self._place + bind(party, cipher_key, mask_key)
 
 
 def share_points(owner: int, peers: Iterable[int]) -> dict[int, int]:

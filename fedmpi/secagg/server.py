@@ -6,16 +6,19 @@ dropped; `drop` and `expire` are how a silent or a lying party leaves. A refused
 """
 
 import enum
-from collections.abc import Callable, Mapping
+from collections.abc import Container, Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.crypto.keys import SELF_MASK, Agreement, derive, opens, public_key, verify
 from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
 from fedmpi.crypto.shamir import decode, decode_share, int_to_secret, is_share, lagrange_weights, reconstruct
-from fedmpi.errors import CryptoError, ProtocolError
+from fedmpi.errors import CryptoError, Fault, ProtocolError
 from fedmpi.secagg.messages import (
     AdvertiseKeys,
+    Answer,
     Bundle,
     ConsistencyCheck,
     KeyList,
@@ -32,30 +35,36 @@ from fedmpi.secagg.messages import (
     Unopened,
 )
 from fedmpi.secagg.pairs import mask_key
-from fedmpi.secagg.rules import Meter, Rules, no_meter, share_points
+from fedmpi.secagg.rules import Meter, Rules, no_meter, round_name, share_points
 from fedmpi.wire.bits import PackedSum, packed_size
 from fedmpi.wire.message import Message
+from fedmpi.wire.phases import Cost, Phase
 
 Answers = list[tuple[int, Message]]
 
 PROBE = Agreement(b"\x55" * 32)  # any key will do: only points of low order make an agreement with it fail
 
 
-class Phase(enum.Enum):
-    """What the server waits for."""
+class State(enum.Enum):
+    """What the server waits for, or how its round ended."""
 
-    ADVERTISE = AdvertiseKeys
-    SHARE = ShareKeys
-    MASK = MaskedInput
-    CHECK = ConsistencyCheck
-    UNMASK = Unmask
-    DONE = None
-    FAILED = False
+    KEYS = AdvertiseKeys
+    SHARES = ShareKeys
+    INPUTS = MaskedInput
+    SIGNATURES = ConsistencyCheck
+    ANSWERS = Unmask
+    DONE = "DONE"
+    FAILED = "FAILED"
 
 
-# The legal moves: what follows when a phase is over.
-NEXT = {Phase.ADVERTISE: Phase.SHARE, Phase.SHARE: Phase.MASK, Phase.MASK: Phase.UNMASK, Phase.UNMASK: Phase.DONE}
-NEXT_ACTIVE = NEXT | {Phase.MASK: Phase.CHECK, Phase.CHECK: Phase.UNMASK}
+# The legal moves: what follows when everybody has answered. Any state may also fail.
+NEXT = {
+    State.KEYS: State.SHARES,
+    State.SHARES: State.INPUTS,
+    State.INPUTS: State.ANSWERS,
+    State.ANSWERS: State.DONE,
+}
+NEXT_ACTIVE = NEXT | {State.INPUTS: State.SIGNATURES, State.SIGNATURES: State.ANSWERS}
 
 
 class SecAggServer:
@@ -70,13 +79,13 @@ class SecAggServer:
     ):
         """`neighbours` of every party of the cohort, symmetric, each as many as the rules' degree."""
         self.rules = rules
-        self.phase = Phase.ADVERTISE
+        self.state = State.KEYS
         self.reason = ""  # why the round failed
-        self.faults: list[str] = []  # who was caught at what
+        self.faults: list[Fault] = []  # who was caught at what
         self.openable: tuple[int, ...] = ()  # whose sum was asked for: enough answers open it, in time or late
         self._moves = NEXT_ACTIVE if rules.active else NEXT
         self._neighbours = {party: tuple(sorted(others)) for party, others in neighbours.items()}
-        self._identities = identities
+        self._identities = identities or {}
         self._threads = threads
         self._meter = meter
         self._waiting = set(neighbours)
@@ -87,55 +96,49 @@ class SecAggServer:
         self._signatures: dict[int, bytes] = {}  # U4
         self._answers: dict[int, Unmask] = {}  # U5
         self._weight_cache: dict[tuple[int, ...], list[int]] = {}
-        self._total: np.ndarray | None = None
+        self._total: NDArray[np.uint64] | None = None
 
     # ---- what the round asks of it ----
 
     @property
     def phase_name(self) -> str:
-        return self.phase.value.PHASE if self.phase.value else self.phase.name
+        """The phase of the ledger that it waits in, or how the round ended."""
+        return self.state.name if self.done else self.state.value.PHASE
 
     @property
     def done(self) -> bool:
-        return self.phase in (Phase.DONE, Phase.FAILED)
+        return self.state in (State.DONE, State.FAILED)
 
     @property
     def failed(self) -> bool:
-        return self.phase is Phase.FAILED
+        return self.state is State.FAILED
 
     def waiting(self) -> tuple[int, ...]:
         return tuple(sorted(self._waiting))
 
     def receive(self, message: Message) -> Answers:
-        party = message.party
-        if self.done or type(message) is not self.phase.value:
-            if isinstance(message, MaskedInput) and self._inputs.get(party, message.values) != message.values:
-                raise self._wrong(message, "sent a second, different input")
-            raise self._wrong(message, f"sent {type(message).__name__}, expected {self.phase_name}")
-        if message.round != self.rules.round:
-            raise self._wrong(message, f"sent a message of round {message.round} in round {self.rules.round}")
-        if party not in self._waiting:
-            if isinstance(message, MaskedInput) and self._inputs.get(party, message.values) != message.values:
-                raise self._wrong(message, "sent a second, different input")
-            raise self._wrong(message, "sent a message that nobody waits for")
-        checks: dict[type, Callable] = {
-            AdvertiseKeys: self._take_keys,
-            ShareKeys: self._take_shares,
-            MaskedInput: self._take_input,
-            ConsistencyCheck: self._take_signature,
-            Unmask: self._take_answers,
-        }
-        checks[type(message)](message)
-        self._waiting.remove(party)
+        self._check_expected(message)
+        match message:
+            case AdvertiseKeys():
+                self._take_keys(message)
+            case ShareKeys():
+                self._take_shares(message)
+            case MaskedInput():
+                self._take_input(message)
+            case ConsistencyCheck():
+                self._take_signature(message)
+            case Unmask():
+                self._take_answers(message)
+        self._waiting.remove(message.party)
         return self._advance()
 
-    def drop(self, party: int, fault: str = "") -> Answers:
+    def drop(self, party: int, fault: Fault | None = None) -> Answers:
         """The party is gone, or was caught: the round goes on without it if it can."""
         if fault:
             self.faults.append(fault)
         if self.done:
             return []
-        if self.phase is Phase.MASK:
+        if self.state is State.INPUTS:
             self._inputs.pop(party, None)  # two different inputs: neither counts
         self._waiting.discard(party)
         return self._advance()
@@ -145,13 +148,25 @@ class SecAggServer:
         self._waiting.clear()
         return self._advance()
 
-    def result(self) -> tuple[np.ndarray, tuple[int, ...]]:
-        """(the sum in Z_{2^b} as uint64, the parties that are in it)"""
-        if self.phase is not Phase.DONE:
+    def result(self) -> tuple[NDArray[np.uint64], tuple[int, ...]]:
+        """(the sum in Z_{2^b}, the parties that are in it)"""
+        if self._total is None:
             raise ProtocolError(self.reason or "the sum is not there yet", phase=self.phase_name)
         return self._total, tuple(sorted(self._inputs))
 
     # ---- checks; each raises before it changes anything ----
+
+    def _check_expected(self, message: Message) -> None:
+        in_turn = type(message) is self.state.value
+        if in_turn and not self.rules.covers(message):
+            name, own = (round_name(of.round, of.purpose) for of in (message, self.rules))
+            raise self._wrong(message, f"sent a message of {name} in {own}")
+        if in_turn and message.party in self._waiting:
+            return
+        if isinstance(message, MaskedInput) and self._inputs.get(message.party, message.values) != message.values:
+            raise self._wrong(message, "sent a second, different input")
+        late = "sent a message that nobody waits for"
+        raise self._wrong(message, late if in_turn else f"sent {type(message).__name__}, expected {self.phase_name}")
 
     def _take_keys(self, message: AdvertiseKeys) -> None:
         if bool(message.signature) != self.rules.active:
@@ -164,7 +179,7 @@ class SecAggServer:
             raise self._wrong(message, "sent a key of low order") from None
         if self.rules.active:
             text = self.rules.keys_text(message.party, message.cipher_key, message.mask_key)
-            known = (self._identities or {}).get(message.party)
+            known = self._identities.get(message.party)
             if known is None or not verify(known, text, message.signature):
                 raise self._wrong(message, "sent keys that its identity did not sign")
         keys = {message.cipher_key, message.mask_key}
@@ -217,30 +232,30 @@ class SecAggServer:
         if self._waiting or self.done:
             return []
         leave = {
-            Phase.ADVERTISE: self._send_keys,
-            Phase.SHARE: self._send_shares,
-            Phase.MASK: self._ask_survivors,
-            Phase.CHECK: self._ask_shares,
-            Phase.UNMASK: self._finish,
+            State.KEYS: self._send_keys,
+            State.SHARES: self._send_shares,
+            State.INPUTS: self._ask_survivors,
+            State.SIGNATURES: self._ask_shares,
+            State.ANSWERS: self._finish,
         }
-        return leave[self.phase]()
+        return leave[self.state]()
 
     def _enter(self, answers: Answers) -> Answers:
-        self.phase = self._moves[self.phase]
+        self.state = self._moves[self.state]
         self._waiting = {party for party, _ in answers}
         return answers
 
     def _fail(self, reason: str) -> Answers:
         self.reason = f"round {self.rules.round}, {self.phase_name}: {reason}"
-        self.phase = Phase.FAILED
+        self.state = State.FAILED
         self._waiting = set()
         self._inputs, self._answers = {}, {}
         return []
 
-    def _alive_neighbours(self, party: int, alive) -> list[int]:
+    def _alive_neighbours(self, party: int, alive: Container[int]) -> list[int]:
         return [other for other in self._neighbours[party] if other in alive]
 
-    def _prune(self, alive: dict) -> None:
+    def _prune(self, alive: dict[int, Any]) -> None:
         """Parties with too few peers left cannot be opened later: they are out before they send anything. Their leaving can
         cost others theirs, so until nothing changes."""
         while True:
@@ -258,12 +273,8 @@ class SecAggServer:
                 f"{came} of {self.rules.cohort} parties sent keys, the threshold is {self.rules.threshold}"
             )
         peers = {p: PeerKeys(p, k.cipher_key, k.mask_key, k.signature) for p, k in self._keys.items()}
-        return self._enter(
-            [
-                (p, KeyList(self.rules.round, p, tuple(peers[o] for o in self._alive_neighbours(p, self._keys))))
-                for p in sorted(self._keys)
-            ]
-        )
+        lists = {p: tuple([peers[o] for o in self._alive_neighbours(p, self._keys)]) for p in sorted(self._keys)}
+        return self._enter([(p, self.rules.message(KeyList, p, shown)) for p, shown in lists.items()])
 
     def _send_shares(self) -> Answers:
         came = len(self._shared)
@@ -276,10 +287,10 @@ class SecAggServer:
                 if bundle.party in inboxes:
                     inboxes[bundle.party].append(Bundle(sender, bundle.sealed))
         return self._enter(
-            [(p, ShareList(self.rules.round, p, tuple(bundles))) for p, bundles in sorted(inboxes.items())]
+            [(p, self.rules.message(ShareList, p, tuple(bundles))) for p, bundles in sorted(inboxes.items())]
         )
 
-    def _holders(self, owner: int, alive) -> list[int]:
+    def _holders(self, owner: int, alive: Container[int]) -> list[int]:
         return sorted([*self._alive_neighbours(owner, alive), *([owner] if owner in alive else [])])
 
     def _needed(self) -> list[int]:
@@ -305,37 +316,33 @@ class SecAggServer:
         if not self.rules.active:
             return self._ask_shares()
         survivors = tuple(sorted(self._inputs))
-        return self._enter([(p, SurvivorList(self.rules.round, p, survivors)) for p in survivors])
+        return self._enter([(p, self.rules.message(SurvivorList, p, survivors)) for p in survivors])
 
     def _ask_shares(self) -> Answers:
-        answers: Answers = []
+        survivors = tuple(sorted(self._inputs))
         if self.rules.active:
             if len(self._signatures) < self.rules.threshold:
                 return self._fail(
                     f"{len(self._signatures)} parties signed the survivors, the threshold is {self.rules.threshold}"
                 )
-            survivors = tuple(sorted(self._inputs))
             proof = tuple(Signed(p, signature) for p, signature in sorted(self._signatures.items()))
-            answers = [(p, UnmaskRequest(self.rules.round, p, survivors, proof)) for p in sorted(self._signatures)]
+            shown = {p: (survivors, proof) for p in sorted(self._signatures)}
         else:
-            answers = [
-                (p, UnmaskRequest(self.rules.round, p, tuple(self._holders(p, self._inputs))))
-                for p in sorted(self._inputs)
-            ]
-        self.openable = tuple(sorted(self._inputs))
-        return self._enter(answers)
+            shown = {p: (tuple(self._holders(p, self._inputs)), ()) for p in survivors}
+        self.openable = survivors
+        return self._enter([(p, self.rules.message(UnmaskRequest, p, *lists)) for p, lists in shown.items()])
 
     # ---- taking the masks off ----
 
     def _finish(self) -> Answers:
         try:
-            with self._meter("Shamir combine"):
+            with self._meter(Phase.UNMASK, Cost.SHAMIR_COMBINE):
                 opened = {holder: {a.owner: a for a in message.answers} for holder, message in self._answers.items()}
                 secrets = {owner: self._open(owner, opened) for owner in self._needed()}
         except CryptoError as error:
             return self._fail(str(error))
         keys, signs = [], []
-        with self._meter("DH"):
+        with self._meter(Phase.UNMASK, Cost.DH):
             for owner, secret in secrets.items():
                 if owner in self._inputs:
                     keys.append(derive(secret, SELF_MASK, self.rules.context(owner), MASK_KEY_BYTES))
@@ -347,28 +354,27 @@ class SecAggServer:
                         keys.append(mask_key(dropped, self._keys[other].mask_key, owner < other, pair))
                         # MMF (9) with its sign: the survivor `other` added it if it is the lower one, so it comes off.
                         signs.append(-1 if other < owner else 1)
-        with self._meter("aggregate"):
+        with self._meter(Phase.UNMASK, Cost.AGGREGATE):
             total = self._sum_inputs()
-        with self._meter("PRG"):
+        with self._meter(Phase.UNMASK, Cost.PRG):
             add_masks(total, keys, signs, threads=self._threads)
         self._total = total.astype(np.uint64) & np.uint64((1 << self.rules.bits) - 1)
-        self.phase = Phase.DONE
-        return []
+        return self._enter([])
 
-    def _sum_inputs(self) -> np.ndarray:
+    def _sum_inputs(self) -> NDArray[np.unsignedinteger[Any]]:
         total = PackedSum(self.rules.dimension, self.rules.bits)
         for packed in self._inputs.values():
             total.add(packed)
         return total.total().astype(self.rules.lane)
 
-    def _open(self, owner: int, opened: dict[int, dict]) -> bytes:
+    def _open(self, owner: int, opened: dict[int, dict[int, Answer]]) -> bytes:
         """b_u of a survivor or s_u^SK of a dropped party, checked against what it committed to."""
         places = share_points(owner, self._alive_neighbours(owner, self._keys))
         points, shares, who = [], [], []
         for holder in self._holders(owner, self._answers):
             answer = opened[holder][owner]
             if isinstance(answer, Unopened):
-                self.faults.append(f"party {holder} could not open the bundle of party {owner}")
+                self.faults.append(Fault(holder, Phase.UNMASK, f"could not open the bundle of party {owner}"))
                 continue
             points.append(places[holder])
             shares.append(decode_share(answer.share))
@@ -379,15 +385,14 @@ class SecAggServer:
         secret = self._checked(owner, reconstruct(self._weights(tuple(points[:t])), shares[:t]))
         if secret is None:
             unknown = f"the shares of party {owner} do not fit its commitment, and there are too few to tell who lied"
-            if (
-                len(shares) == t
-            ):  # any t shares lie on some polynomial: the dealer must not be blamed for a holder's lie
+            if len(shares) == t:  # which lie on some polynomial: the dealer must not be blamed for a holder's lie
                 raise CryptoError(unknown)
             try:
                 value, liars = decode(points, shares, t)
             except CryptoError:
                 raise CryptoError(unknown) from None
-            self.faults += [f"party {who[position]} sent a wrong share of party {owner}" for position in liars]
+            what = f"sent a wrong share of party {owner}"
+            self.faults += [Fault(who[position], Phase.UNMASK, what) for position in liars]
             secret = self._checked(owner, value)
             if secret is None:
                 raise CryptoError(f"party {owner} shared another secret than it committed to")

@@ -15,12 +15,14 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
+from fedmpi.errors import DataError
 from fedmpi.wire.frame import FRAMING, NOBODY
 from fedmpi.wire.message import MESSAGES, Message
-from fedmpi.wire.phases import Phase
+from fedmpi.wire.phases import Phase, Purpose
 
-KEYS = ("round", "phase", "message", "direction", "rank", "party")
+KEYS = ("round", "purpose", "phase", "message", "direction", "rank", "party")
 COUNTS = ("messages", "wire_payload", "wire_framing", "logical_payload", "logical_framing")
+PURPOSES = tuple(purpose.name.lower() for purpose in Purpose)
 PHASES = tuple(Phase)
 DIRECTIONS = ("down", "up")
 
@@ -39,7 +41,8 @@ class Ledger:
     def record(self, message: Message, peer: int, payload: int) -> None:
         """Count `message` leaving for rank `peer`, as `payload` bytes behind one header."""
         down = self.rank == 0
-        key = (message.round, PHASES.index(message.PHASE), message.TYPE, 0 if down else 1, peer if down else self.rank)
+        way = (0, peer) if down else (1, self.rank)
+        key = (message.round, int(message.purpose), PHASES.index(message.PHASE), message.TYPE, *way)
         shares = list(message.shares())
         single = shares[0][0] if len(shares) == 1 else NOBODY
         self._add((*key, single), 1, payload, FRAMING, 0, 0)
@@ -61,6 +64,10 @@ class Ledger:
         return len(set(self._rows) | set(later._rows))
 
     def merge(self, table: NDArray[np.int64]) -> None:
+        if table.shape[1:] != (len(KEYS) + len(COUNTS),):
+            raise DataError(
+                f"a ledger of shape {table.shape}, expected rows of {len(KEYS) + len(COUNTS)}: of another version"
+            )
         for row in table.tolist():
             self._add(tuple(row[: len(KEYS)]), *row[len(KEYS) :])
 
@@ -79,8 +86,9 @@ class Ledger:
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(KEYS + COUNTS)
-        for round, phase, kind, way, *rest in self.table().tolist():
-            writer.writerow([round, PHASES[phase], MESSAGES[kind].__name__, DIRECTIONS[way], *rest])
+        for round, purpose, phase, kind, way, *rest in self.table().tolist():
+            names = PURPOSES[purpose], PHASES[phase], MESSAGES[kind].__name__, DIRECTIONS[way]
+            writer.writerow([round, *names, *rest])
         return text.getvalue()
 
     def summary(self, direction: str, phases: Iterable[str] = PHASES) -> dict[str, int]:
@@ -98,5 +106,5 @@ class Ledger:
 
 def _code(name: str, value: int | str) -> int:
     """How a row writes a key."""
-    codes: dict[str, tuple[str, ...]] = {"phase": PHASES, "direction": DIRECTIONS}
+    codes: dict[str, tuple[str, ...]] = {"purpose": PURPOSES, "phase": PHASES, "direction": DIRECTIONS}
     return codes[name].index(str(value)) if name in codes else int(value)

@@ -122,7 +122,7 @@ class Account(_Bookkeeping):
 
     TYPE = 10
     LAYOUT: ClassVar = struct.Struct("<QI")
-    COLUMNS: ClassVar[int] = 11
+    COLUMNS: ClassVar[int] = 12
     bytes_given: int = 0
     rows: NDArray[np.int64] = field(
         default_factory=lambda: np.zeros((0, Account.COLUMNS), np.int64)

@@ -6,7 +6,8 @@
          3     1  type, one of wire.messages
          4     4  round, unsigned (0 outside a round)
          8     4  party, signed (-1: the rank as a whole)
-        12     8  payload length in bytes, unsigned
+        12     1  purpose of the round, one of wire.phases
+        13     7  payload length in bytes, unsigned
 
 All numbers are little-endian. Header bytes are what the ledger calls framing.
 """
@@ -19,14 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.errors import WireError
+from fedmpi.wire.phases import Purpose
 
 MAGIC = b"FM"
-VERSION = 1
-HEADER = struct.Struct("<2sBBIiQ")
+VERSION = 2
+HEADER = struct.Struct("<2sBBIiB7s")
 FRAMING = HEADER.size
 COUNT = struct.Struct("<I")  # what every list starts with
 NOBODY = -1  # the party field of a message for the rank as a whole
+MAX_ROUND = (1 << 32) - 1
 MAX_PAYLOAD = 1 << 40  # a length above this is damage, not a message
+
+PURPOSES = {purpose.value: purpose for purpose in Purpose}
 
 Buffer = bytes | bytearray | memoryview
 
@@ -37,22 +42,29 @@ class Header:
     round: int
     party: int
     length: int
+    purpose: Purpose = Purpose.TRAINING
 
     def pack(self) -> bytes:
-        return HEADER.pack(MAGIC, VERSION, self.type, self.round, self.party, self.length)
+        if not 0 <= self.round <= MAX_ROUND:
+            raise WireError(f"round {self.round} cannot be sent: must be between 0 and {MAX_ROUND}")
+        length = self.length.to_bytes(7, "little")
+        return HEADER.pack(MAGIC, VERSION, self.type, self.round, self.party, self.purpose, length)
 
     @classmethod
     def unpack(cls, data: Buffer) -> "Header":
         if len(data) < FRAMING:
             raise WireError(f"frame of {len(data)} bytes is shorter than its {FRAMING}-byte header")
-        magic, version, kind, round_, party, length = HEADER.unpack_from(data)
+        magic, version, kind, round, party, purpose, size = HEADER.unpack_from(data)
         if magic != MAGIC:
             raise WireError(f"frame starts with {bytes(magic)!r}, expected {MAGIC!r}")
         if version != VERSION:
             raise WireError(f"frame has version {version}, this program speaks version {VERSION}")
+        if purpose not in PURPOSES:
+            raise WireError(f"frame has purpose {purpose}, expected one of {', '.join(map(str, PURPOSES))}")
+        length = int.from_bytes(size, "little")
         if length > MAX_PAYLOAD:
             raise WireError(f"frame announces {length} bytes, the largest allowed is {MAX_PAYLOAD}")
-        return cls(kind, round_, party, length)
+        return cls(kind, round, party, length, PURPOSES[purpose])
 
 
 def array_bytes(values: NDArray[Any], dtype: str) -> memoryview:

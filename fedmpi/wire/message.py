@@ -6,24 +6,25 @@ each of them on a link of its own; that is the ledger's logical column.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from fedmpi.errors import WireError
 from fedmpi.wire.frame import COUNT, FRAMING, NOBODY, Buffer, Header, Reader
-from fedmpi.wire.phases import Phase
+from fedmpi.wire.phases import Phase, Purpose
 
 MESSAGES: dict[int, type["Message"]] = {}
 
 
 @dataclass(frozen=True)
 class Message:
-    """Fields shared by all: the round (0 outside one) and the party (NOBODY: the rank as a whole)."""
+    """Fields shared by all: the round (0 outside one), the party (NOBODY: the rank as a whole), and what the round is for."""
 
     round: int = 0
     party: int = NOBODY
+    purpose: Purpose = field(default=Purpose.TRAINING, kw_only=True)
 
     TYPE: ClassVar[int]
     PHASE: ClassVar[Phase]
@@ -59,7 +60,7 @@ def encode(message: Message) -> memoryview:
     pieces = message.buffers()
     length = sum(len(piece) for piece in pieces)
     frame = np.empty(FRAMING + length, np.uint8).data  # unlike a bytearray, not zeroed first
-    frame[:FRAMING] = Header(message.TYPE, message.round, message.party, length).pack()
+    frame[:FRAMING] = Header(message.TYPE, message.round, message.party, length, message.purpose).pack()
     at = FRAMING
     for piece in pieces:
         frame[at : at + len(piece)] = piece
@@ -78,7 +79,7 @@ def decode(frame: Buffer) -> Message:
     reader = Reader(memoryview(frame)[FRAMING:], kind.__name__)
     fields = kind.parse(reader)
     reader.end()
-    return kind(header.round, header.party, *fields)
+    return kind(header.round, header.party, *fields, purpose=header.purpose)
 
 
 def pack_parties(parties: tuple[int, ...]) -> bytes:

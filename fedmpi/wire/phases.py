@@ -1,6 +1,6 @@
-"""The names by which bytes and seconds are counted: the phases of a run, and what the protocol spends its time on."""
+"""The names by which bytes and seconds are counted: what a round is for, the phases of a run, what the protocol costs."""
 
-from enum import Enum
+from enum import Enum, IntEnum
 
 
 class _Name(str, Enum):  # noqa: UP042  (Python 3.10 has no StrEnum)
@@ -8,6 +8,13 @@ class _Name(str, Enum):  # noqa: UP042  (Python 3.10 has no StrEnum)
 
     def __str__(self) -> str:
         return str(self.value)
+
+
+class Purpose(IntEnum):
+    """What a round of the protocol adds up. Both kinds count by the run's rounds, and their keys have nothing in common."""
+
+    TRAINING = 0  # updates
+    TEST = 1  # test figures
 
 
 class Phase(_Name):
