@@ -57,7 +57,7 @@ class Paillier:
             raise SystemExit("phe is missing; install it: pip install phe gmpy2") from None
         self.bits = bits
         self.public, self.private = paillier.generate_paillier_keypair(n_length=bits)
-        self._width = encoding.plan(
+        self._width = encoding.choose_encoding(
             clip=CLIP, dimension=DIMENSION, parties=parties, multiplier=0, rounds=1, steps=STEPS
         ).bits
         # phe takes integers up to a third of the modulus, which has its top bit set.
@@ -133,7 +133,7 @@ class Secure:
     """A whole round in one process, every party played in full; the messages are the protocol's own."""
 
     def __init__(self, kind: str, parties: int, dropped: int, users: list[np.ndarray]):
-        self._coding = encoding.plan(
+        self._coding = encoding.choose_encoding(
             clip=CLIP, dimension=DIMENSION, parties=parties, multiplier=0, rounds=1, steps=STEPS
         )
         cohort = range(parties)

@@ -29,10 +29,10 @@ class Method(PartyAlgorithm):
     def support_size(self):
         return DIMENSION
 
-    def local_work(self, party, theta, round):
+    def work(self, party, theta, round):
         rng = SeededWords(self.seed, "toy", party, round).generator()
         return LocalUpdate(
-            rng.standard_normal(DIMENSION, np.float32), None, {"loss": 0.0, "head_loss": 0.0, "penalty": 0.0}
+            party, rng.standard_normal(DIMENSION, np.float32), None, {"loss": 0.0, "head_loss": 0.0, "penalty": 0.0}
         )
 
     def evaluate(self, party, theta, round):

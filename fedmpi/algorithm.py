@@ -10,12 +10,15 @@ defines a class `Method`. A class elsewhere works as well: `--method mypackage.m
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fedmpi.errors import ConfigError
+from fedmpi.privacy.mechanism import ClippedVector, Declaration, ExactRows
 
 FOLDERS = ("fedmpi.vision.methods", "fedmpi.recsys.methods")
 
@@ -24,9 +27,14 @@ FOLDERS = ("fedmpi.vision.methods", "fedmpi.recsys.methods")
 class LocalUpdate:
     """What a party's local work yields: the update on its support, before clipping."""
 
+    party: int
     values: np.ndarray  # float, one per coordinate of the support
     support: np.ndarray | None = None  # sorted int64 coordinates; None: the public support of this round
     figures: dict[str, float] = field(default_factory=dict)  # Algorithm.report_columns by name
+
+    @property
+    def parties(self) -> tuple[int, ...]:
+        return (self.party,)
 
 
 @dataclass(frozen=True)
@@ -63,12 +71,15 @@ class Algorithm(ABC):
 
     The engine asks about many parties at once. A method starts from one of the two kinds below: `PartyAlgorithm`, which works
     party by party, or `RowAlgorithm`, which works on all parties of a rank at once.
+
+    What a method sends it declares in `sends`, and the engine does the rest: clipping, rounding and noise are the mechanism's,
+    and whatever `local_work` yields goes through it.
     """
 
     task: str
+    sends: Declaration = ClippedVector()
     supports: tuple[str, ...] = ("dense",)  # the values of --support that make sense for it
     shares: bool = True  # False: nothing is sent; the run is one evaluation
-    bound: float | None = None  # a method without noise: the range of its encoding, in place of --clip
     noise_ratio: float = (
         0.0  # the engine sets it: R, a run's noise over the most that its updates can carry; 0: no noise
     )
@@ -80,6 +91,10 @@ class Algorithm(ABC):
     reference_scores: tuple[str, ...]  # what `summarise_references` gives; none: it is not asked
     reference_columns: int  # of a `references_all` row
     report_columns: tuple[str, ...]  # of a party's figures of its local work
+
+    @abstractmethod
+    def __init__(self, config: Any, store: Any, device: str = "cpu"):
+        """`config`: the run's Config; `store`: its prepared data, None without."""
 
     @classmethod
     def pick_device(cls, setting: str, threads: int) -> str:
@@ -114,6 +129,10 @@ class Algorithm(ABC):
     @abstractmethod
     def support_size(self) -> int:
         """How many coordinates a party sends a round, known before the run; under support `union`, at most."""
+
+    @abstractmethod
+    def local_work(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> Iterable[LocalUpdate | RowUpdates]:
+        """One round's work of these parties on their own data, from theta: as vectors, or as rows if `sends` says so."""
 
     @abstractmethod
     def evaluate_all(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> np.ndarray:
@@ -205,7 +224,7 @@ class PartyAlgorithm(Algorithm):
     report_columns = ("loss", "head_loss", "penalty")  # LocalUpdate.figures, in this order
 
     @abstractmethod
-    def local_work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
+    def work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
         """Train on the party's own data from theta."""
 
     @abstractmethod
@@ -215,6 +234,9 @@ class PartyAlgorithm(Algorithm):
     @abstractmethod
     def references(self, party: int, theta: np.ndarray) -> References:
         """What the party reaches from the untrained theta on its own; leaves no trace in its state."""
+
+    def local_work(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> Iterator[LocalUpdate]:
+        return (self.work(party, theta, round) for party in parties)
 
     def evaluate_all(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> np.ndarray:
         scores = (self.evaluate(party, theta, round) for party in parties)
@@ -235,12 +257,15 @@ class PartyAlgorithm(Algorithm):
 class RowAlgorithm(Algorithm):
     """The shared vector is a matrix of rows; a rank works on all its parties at once and each sends the rows it touched."""
 
-    width: int  # coordinates of a row
+    sends: ExactRows
     supports = ("own", "dense")  # own: each party names its rows, in the clear; dense: all rows, most of them zero
 
     @abstractmethod
     def row_updates(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> RowUpdates:
         """One round's local work of these parties."""
+
+    def local_work(self, parties: tuple[int, ...], theta: np.ndarray, round: int) -> Iterator[RowUpdates]:
+        yield self.row_updates(parties, theta, round)
 
     def public_support(self, theta: np.ndarray) -> None:
         return None
@@ -252,9 +277,9 @@ class RowAlgorithm(Algorithm):
 def method_names(folders: tuple[str, ...] = FOLDERS) -> list[str]:
     """Every method by the name the user types; nothing is imported for it."""
     root = Path(__file__).parent
-    folders = [str(root.joinpath(*name.split(".")[1:])) for name in folders]
+    paths = [str(root.joinpath(*name.split(".")[1:])) for name in folders]
     return sorted(
-        entry.name.replace("_", "-") for entry in pkgutil.iter_modules(folders) if not entry.name.startswith("_")
+        entry.name.replace("_", "-") for entry in pkgutil.iter_modules(paths) if not entry.name.startswith("_")
     )
 
 

@@ -54,7 +54,7 @@ class Replay:
         updates = self.method.row_updates(tuple(range(self.config.run.parties)), self.theta, self.round)
         steps, _ = self.encode.encode_rows(updates.values)
         there = np.ones(len(steps), bool) if missing is None else self.method.train_users != missing
-        total = np.zeros((self.method.layout.items, self.method.width))
+        total = np.zeros((self.method.layout.items, self.method.layout.width))
         np.add.at(total, updates.rows[there], steps[there])
         self.sums.append(total / self.encode.encoding.scale)
         self.theta = self.method.step(self.theta, self.sums[-1].reshape(-1), 1.0, None)

@@ -21,7 +21,7 @@ RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if any(word in QUESTIONS for word in argv):
+    if argv[:1] == ["privacy"] or any(word in QUESTIONS for word in argv):
         # Needs no MPI, and starting that takes seconds: every rank knows from its own command line that it is not wanted.
         rank = next((os.environ[name] for name in RANK if name in os.environ), "0")
         return answer(argv) if rank == "0" else 0
@@ -62,13 +62,13 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
     try:
         start = prepare_run(argv, endpoint.size, transport)
     except (FedmpiError, SystemExit) as stop:
-        code = (stop.code or 0) if isinstance(stop, SystemExit) else _fail(str(stop))
+        code = int(stop.code or 0) if isinstance(stop, SystemExit) else _fail(str(stop))
         _dismiss(endpoint, code)
         return code
-    from fedmpi.runtime.server import Server
+    from fedmpi.runtime.server import run_server
 
     try:
-        Server(endpoint, *start).run()
+        run_server(endpoint, *start)
     finally:
         start.record.close()
     return 0
@@ -95,7 +95,9 @@ def answer(argv: list[str]) -> int:
     """What a question asks for, on stdout; whoever reads may have enough before the end, as `head` has."""
     code = 0
     try:
-        if "--version" in argv:
+        if argv[0] == "privacy":
+            code = _recount(argv[1:])
+        elif "--version" in argv:
             print(f"fedmpi {__version__}")
         else:
             code = _only_parse(argv)
@@ -103,6 +105,17 @@ def answer(argv: list[str]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says so once more as it leaves
     return code
+
+
+def _recount(argv: list[str]) -> int:
+    from fedmpi.report.privacy import main as recount
+
+    try:
+        return recount(argv)
+    except FedmpiError as error:
+        return _fail(str(error))
+    except SystemExit as stop:  # of --help, or of a wrong option
+        return int(stop.code or 0)
 
 
 def _only_parse(argv: list[str]) -> int:
@@ -116,7 +129,7 @@ def _only_parse(argv: list[str]) -> int:
     except ConfigError as error:
         return _fail(str(error))
     except SystemExit as stop:
-        return stop.code or 0
+        return int(stop.code or 0)
     return 0
 
 

@@ -39,7 +39,7 @@ def run_in_memory():
     """The whole engine inside one process: the same server and client code over the in-memory transport."""
     from fedmpi.report.terminal import Terminal
     from fedmpi.runtime.client import run_client
-    from fedmpi.runtime.server import Server
+    from fedmpi.runtime.server import run_server
     from fedmpi.runtime.start import start_run
     from fedmpi.transport.memory import run_ranks
 
@@ -47,7 +47,7 @@ def run_in_memory():
         start = start_run(config, ranks, "in memory", Terminal())
 
         def rank(endpoint):
-            return Server(endpoint, *start).run() if endpoint.rank == 0 else run_client(endpoint)
+            return run_server(endpoint, *start) if endpoint.rank == 0 else run_client(endpoint)
 
         try:
             return run_ranks(ranks, rank, **options)[0]

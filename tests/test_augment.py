@@ -101,7 +101,7 @@ def test_every_method_of_images_takes_the_option(name, make_config):
         for flag in ("--augment", "--no-augment")
     )
     theta = on.initial()
-    assert not np.array_equal(on.local_work(0, theta, 1).values, off.local_work(0, theta, 1).values)
+    assert not np.array_equal(on.work(0, theta, 1).values, off.work(0, theta, 1).values)
 
 
 def test_an_augmented_run_goes_on_after_an_interruption_as_if_there_had_been_none(make_config):
@@ -109,9 +109,9 @@ def test_an_augmented_run_goes_on_after_an_interruption_as_if_there_had_been_non
     config = make_config("--augment")
     through, later = build.algorithm(config, device="cpu"), build.algorithm(config, device="cpu")
     theta = through.initial()
-    through.local_work(1, theta, 1)
+    through.work(1, theta, 1)
     later.load_party_state(1, through.party_state(1))
-    assert np.array_equal(through.local_work(1, theta, 2).values, later.local_work(1, theta, 2).values)
+    assert np.array_equal(through.work(1, theta, 2).values, later.work(1, theta, 2).values)
 
 
 @pytest.mark.parametrize("method", ["dp-pfeddsu", "centaur"])
@@ -140,14 +140,14 @@ def test_phase_one_and_tests_see_the_images_as_they_are(method, make_config):
         raise ZeroDivisionError
 
     theta = on.initial()
-    head_losses = [one.local_work(0, theta, 1).figures["head_loss"] for one in (on, off)]
+    head_losses = [one.work(0, theta, 1).figures["head_loss"] for one in (on, off)]
     assert head_losses[0] == head_losses[1], "phase 1 comes before anything that augmentation changes"
     on._augmentation = stop
     for party in (1, 2):  # whose heads are still new on both
         assert on.evaluate(party, theta, 1) == off.evaluate(party, theta, 1)
         assert on.references(party, theta) == off.references(party, theta)
     with pytest.raises(ZeroDivisionError):
-        on.local_work(1, theta, 1)
+        on.work(1, theta, 1)
 
 
 @pytest.mark.parametrize("batch_size", [8, 64])
@@ -156,5 +156,5 @@ def test_every_batch_of_phase_two_is_augmented(batch_size, make_config, monkeypa
     seen = []
     augment = method._augmentation
     monkeypatch.setattr(method, "_augmentation", lambda images, rng: seen.append(len(images)) or augment(images, rng))
-    method.local_work(0, method.initial(), 1)
+    method.work(0, method.initial(), 1)
     assert sum(seen) == 3 * len(method._party(0)[0].train_y)

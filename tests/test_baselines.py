@@ -73,7 +73,7 @@ def test_reference_lines_do_not_depend_on_what_is_shared(make_config):
 def test_fedavg_fb_shares_the_head_and_tunes_a_copy_of_it(make_config):
     method = built(make_config("--method dp-fedavg-fb --head-epochs 5 --head-lr 0.1"))
     theta = method.initial()
-    update = method.local_work(0, theta, 1).values
+    update = method.work(0, theta, 1).values
     assert np.count_nonzero(update[method.net.head_start :]) > 500, "the head leaves its party too"
     assert method.party_state(0) == {}, "nothing is kept"
 
@@ -104,7 +104,7 @@ def test_ppsgd_moves_both_parts_by_the_gradient_at_their_sum(make_config):
     theta = method.initial()
     offset = np.random.default_rng(0).normal(0, 0.01, theta.size).astype(np.float32)
     method.load_party_state(0, {"personal": offset})
-    update = method.local_work(0, theta, 1).values
+    update = method.work(0, theta, 1).values
     kept = method.party_state(0)["personal"]
 
     rates = torch.full((theta.size,), 0.05)
@@ -124,7 +124,7 @@ def test_ppsgd_predicts_with_the_sum(make_config):
     additive = built(make_config(f"{flags} --method ppsgd"))
     theta = additive.initial()
     for round in (1, 2):
-        additive.local_work(0, theta, round)
+        additive.work(0, theta, round)
     offset = additive.party_state(0)["personal"]
     assert np.abs(offset).max() > 0.01
     plain = built(make_config(f"{flags} --method fedavg --epsilon inf"))
@@ -148,7 +148,7 @@ def test_pmtl_descends_the_loss_and_the_pull(make_config):
     mean = method.initial()
     own = mean + np.random.default_rng(0).normal(0, 0.02, mean.size).astype(np.float32)
     method.load_party_state(0, {"personal": own})
-    sent = method.local_work(0, mean, 1)
+    sent = method.work(0, mean, 1)
 
     rates = torch.full((mean.size,), 0.05)
     rates[method.net.head_start :] = 0.2
@@ -167,7 +167,7 @@ def test_pmtls_mean_is_the_mean_of_the_personal_networks(make_config):
     method = built(make_config("--method pmtl-ft"))
     theta = method.initial()
     for round in (1, 2, 3):
-        updates = [method.local_work(party, theta, round).values for party in range(4)]
+        updates = [method.work(party, theta, round).values for party in range(4)]
         theta = method.step(theta, np.sum(updates, axis=0, dtype=np.float64), 1 / 4, None)
         networks = [method.party_state(party)["personal"] for party in range(4)]
         np.testing.assert_allclose(theta, np.mean(networks, axis=0), atol=1e-6)
@@ -178,7 +178,7 @@ def test_pmtls_mean_is_the_mean_of_the_personal_networks(make_config):
 def test_only_the_pull_tells_a_party_of_the_mean(mu, learns, make_config):
     def network(shift):
         method = built(make_config(f"--method pmtl-ft --mu {mu}"))
-        method.local_work(0, method.initial() + np.float32(shift), 1)
+        method.work(0, method.initial() + np.float32(shift), 1)
         return method.party_state(0)["personal"]
 
     assert np.array_equal(network(0), network(0.1)) != learns
@@ -187,7 +187,7 @@ def test_only_the_pull_tells_a_party_of_the_mean(mu, learns, make_config):
 def test_pmtl_tests_the_personal_network(make_config):
     method = built(make_config("--method pmtl-ft"))
     theta = method.initial()
-    method.local_work(0, theta, 1)
+    method.work(0, theta, 1)
     own = method.party_state(0)["personal"]
     assert method.evaluate(0, theta, 1) == method.evaluate(0, theta + 1, 1)
     tuned = built(make_config("--method dp-fedavg-fb"))
@@ -232,7 +232,7 @@ def test_local_only_is_fedrep_with_the_mean_left_out(make_config):
     alone, shared = (built(make_config(f"{flags} --method {name}")) for name in ("local-only", "fedrep"))
     theta = own = alone.initial()
     for round in (1, 2, 3):
-        own = own + shared.local_work(2, own, round).values
+        own = own + shared.work(2, own, round).values
     assert alone.evaluate(2, theta, 3) == shared.evaluate(2, own, 3)
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 import yaml
 
-from fedmpi.aggregation.choose import Aggregator
+from fedmpi.aggregation.protocol import ProtocolRules, Session
 from fedmpi.cli import presets, resolve
 from fedmpi.config import LAYERS, Config, from_dict
 from fedmpi.errors import ConfigError
@@ -55,7 +55,7 @@ def test_the_demo_is_where_sharing_can_pay_and_the_papers_parties_are_a_preset_o
 @pytest.mark.parametrize("parties", [3, 5, 20, 100, 200])
 def test_the_demos_graph_serves_any_number_of_parties(parties):
     """`--parties 20` is one flag: it must not take a second one to be run."""
-    rules = Aggregator(resolve(["--parties", str(parties)]), b"", 1).rules(1, parties, Encoding(1.0, 4, 8, 1))
+    rules = ProtocolRules(resolve(["--parties", str(parties)])).of(Session(1), parties, Encoding(1.0, 4, 8, 1))
     assert 2 <= rules.degree < parties and rules.threshold > (rules.degree + 1) / 2
 
 

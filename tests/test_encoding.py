@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedmpi.aggregation.plain import PlainParty, PlainServer
 from fedmpi.errors import ConfigError, ProtocolError
-from fedmpi.privacy.encoding import Encoding, needed_bits, plan
+from fedmpi.privacy.encoding import Encoding, choose_encoding, needed_bits
 from fedmpi.privacy.noise import clip, discrete_gaussian, round_conditionally
 from fedmpi.randomness.words import SeededWords
 from fedmpi.wire.bits import packed_size
@@ -36,7 +36,7 @@ def test_wrap_and_unwrap_are_inverse_in_range_and_additive_modulo(bits, data):
     st.floats(1e-4, 10),
 )
 def test_a_plan_leaves_room_for_every_signal_and_the_noise(dimension, parties, multiplier, rounds, bound):
-    encoding = plan(clip=bound, dimension=dimension, parties=parties, multiplier=multiplier, rounds=rounds)
+    encoding = choose_encoding(clip=bound, dimension=dimension, parties=parties, multiplier=multiplier, rounds=rounds)
     half = 2 ** (encoding.bits - 1)
     assert parties * encoding.steps < half, "all parties at their bound must not wrap"
     deviation = multiplier * encoding.sensitivity
@@ -50,10 +50,10 @@ def test_a_plan_leaves_room_for_every_signal_and_the_noise(dimension, parties, m
 def test_a_width_that_could_wrap_is_refused_and_the_next_ones_are_used_in_full():
     settings = dict(clip=0.01, dimension=270_000, parties=20, multiplier=40.0, rounds=100)
     with pytest.raises(ConfigError, match=r"bits = 8: .* could wrap, at least \d+ are needed"):
-        plan(**settings, bits=8)
+        choose_encoding(**settings, bits=8)
     with pytest.raises(ConfigError, match="bits = 70"):
-        plan(**settings, bits=70)
-    widths = [plan(**settings, bits=bits).steps for bits in (24, 32, 40)]
+        choose_encoding(**settings, bits=70)
+    widths = [choose_encoding(**settings, bits=bits).steps for bits in (24, 32, 40)]
     assert widths == sorted(widths) and widths[0] < widths[-1]
     assert needed_bits(widths[1], 270_000, 20, 40.0, 100) <= 32 < needed_bits(2 * widths[1], 270_000, 20, 40.0, 100)
 
@@ -71,7 +71,7 @@ def updates(encoding, parties, dimension, seed=1, noise=50.0):
 
 @given(st.permutations(range(6)), st.integers(0, 3))
 def test_the_sum_is_exact_whatever_the_order_of_arrival(order, seed):
-    encoding = plan(clip=0.5, dimension=40, parties=6, multiplier=2.0, rounds=10)
+    encoding = choose_encoding(clip=0.5, dimension=40, parties=6, multiplier=2.0, rounds=10)
     integers = updates(encoding, 6, 40, seed)
     server = PlainServer(1, tuple(range(6)), encoding, 40, own_support=False)
     for party in order:

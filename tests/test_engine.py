@@ -3,6 +3,7 @@
 import csv
 import hashlib
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,10 @@ import yaml
 from fedmpi.cli import resolve
 from fedmpi.config import Config, from_dict
 from fedmpi.errors import ConfigError, DataError, ProtocolError, TransportError
+from fedmpi.privacy.account import fold
 from fedmpi.privacy.accountant import Accountant, calibrate
+from fedmpi.privacy.releases import ReleaseLog
+from fedmpi.randomness.words import SeededWords
 from fedmpi.runtime import build, checkpoint, schedule
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.server import Server
@@ -60,18 +64,18 @@ def test_a_run_leaves_its_folder_with_every_field_of_the_contract(make_config, r
 
 
 def test_the_result_is_the_algorithms_own_arithmetic(make_config, run_in_memory):
-    """One round by hand: local work, release, integer sum, step; the engine must arrive at the same bytes."""
+    """One round by hand: local work, mechanism, integer sum, step; the engine must arrive at the same bytes."""
     config = make_config("--rounds 1")
     summary = run_in_memory(config, 3)
     method = build.algorithm(config, device="cpu")
     sigma = calibrate(config.privacy.epsilon, config.privacy.delta, 1.0, 1)
-    release = build.release(build.Plan(config, sigma), method)
+    mechanism = build.mechanism(build.Orders(config, sigma), method)
     theta, total = method.initial(), 0
     for party in range(4):
-        update = method.local_work(party, theta, 1)
-        values, _ = release.encode(update.values, party, 1, 4)
-        total = total + release.encoding.unwrap(values)
-    theta = method.step(theta, release.encoding.decode(total), 1 / 4, method.public_support(theta))
+        update = method.work(party, theta, 1)
+        draw = partial(SeededWords, config.run.seed, party=party, round=1)
+        total = total + mechanism.encoding.unwrap(mechanism.encode(update.values, 4, draw, party))
+    theta = method.step(theta, mechanism.encoding.decode(total), 1 / 4, method.public_support(theta))
     assert summary["model_sha256"] == hashlib.sha256(theta.tobytes()).hexdigest()
 
 
@@ -261,12 +265,14 @@ def test_a_resumed_run_keeps_its_settings(make_config, run_in_memory):
     assert resolve(["--resume", str(config.out), "--round-deadline", "9"]).run.round_deadline == 9
 
 
-def killed(run_in_memory, monkeypatch, config, at, step="round"):
-    """The run until `step` of round `at`, which it does not survive."""
+def killed(run_in_memory, monkeypatch, config, at, step="round", after=False):
+    """The run until `step` of round `at`, or just after it, which it does not survive."""
     whole = getattr(Server, step)
 
     def stops(self, round, *rest):
         if round == at:
+            if after:
+                whole(self, round, *rest)
             raise KeyboardInterrupt
         return whole(self, round, *rest)
 
@@ -306,7 +312,7 @@ def test_a_second_interruption_forgets_nothing_of_the_first(make_config, run_in_
 @pytest.mark.parametrize("aggregation", ["plain", "secure --threshold 3"])
 def test_rank_0_may_have_seen_the_round_that_was_cut_short(aggregation, make_config, run_in_memory, monkeypatch):
     config = make_config(f"{SECRET} --aggregation {aggregation}")
-    killed(run_in_memory, monkeypatch, config, 4, "aggregate")
+    killed(run_in_memory, monkeypatch, config, 4, "aggregate", after=True)
     resumed = run_in_memory(resolve(["--resume", str(config.out)]), 3)
     assert released(config) == (6, 7)  # nobody outside saw a sum of round 4
     longer = make_config(f"{SECRET} --aggregation {aggregation}")
@@ -319,8 +325,12 @@ def test_an_update_that_came_late_is_remembered_too(make_config, run_in_memory, 
     config = make_config(f"{SECRET} --dropout 3:2:mask")
     killed(run_in_memory, monkeypatch, config, 4, "aggregate")
     run_in_memory(resolve(["--resume", str(config.out)]), 3)
-    joined = json.loads((config.out / "checkpoint" / "account.json").read_text())["privacy"]["server"]["joined"]
-    assert joined == [7, 7, 7, 7]  # 1, 2, 3 and 4, then 3, 4 and 5 once more
+    assert fold(ReleaseLog.read(config.out).events).server.joined() == [
+        7,
+        7,
+        7,
+        7,
+    ]  # 1, 2, 3 and 4, then 3, 4 and 5 once more
 
 
 def test_rounds_to_be_repeated_are_counted_with_the_noise_that_they_had(make_config, run_in_memory, monkeypatch):
@@ -340,15 +350,14 @@ def test_a_sampled_cohort_is_remembered_by_name(make_config, run_in_memory, monk
     killed(run_in_memory, monkeypatch, config, 4)
     monkeypatch.setattr(schedule, "cohort", lambda config, round: (9, 10, 11))
     run_in_memory(resolve(["--resume", str(config.out)]), 3)
-    joined = json.loads((config.out / "checkpoint" / "account.json").read_text())["privacy"]["server"]["joined"]
-    assert joined == [0] * 8 + [3, 6, 6, 6]
+    assert fold(ReleaseLog.read(config.out).events).server.joined() == [0] * 8 + [3, 6, 6, 6]
 
 
 def test_without_its_account_a_run_under_secret_noise_is_not_gone_on_with(make_config, run_in_memory, monkeypatch):
     config = make_config(SECRET)
     killed(run_in_memory, monkeypatch, config, 4)
-    (config.out / "checkpoint" / "account.json").write_text("{")
-    with pytest.raises(DataError, match="account.json cannot be used .*released before the interruption is unknown"):
+    (config.out / "releases.jsonl").write_text("{\n")
+    with pytest.raises(DataError, match="releases.jsonl line 1 cannot be used .*what was released is unknown"):
         run_in_memory(resolve(["--resume", str(config.out)]), 3)
 
 
@@ -416,7 +425,7 @@ def test_a_method_that_sends_rows_cannot_claim_an_epsilon(make_config, run_in_me
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "plugins"))
     rows = "--method toy_rows:Rows --dataset none --support dense --clip 8"
     assert run_in_memory(make_config(f"{rows} --epsilon inf"), 3)["epsilon_kind"] == "none"
-    with pytest.raises(ConfigError, match="epsilon = 1: toy_rows:Rows sends rows, adds no noise"):
+    with pytest.raises(ConfigError, match="epsilon = 1: toy_rows:Rows adds no noise and promises no epsilon"):
         run_in_memory(make_config(f"{rows} --epsilon 1 --entropy os"), 3)
 
 
@@ -479,7 +488,7 @@ def test_an_exception_inside_a_client_ends_the_run(make_config, run_in_memory, m
     def fails(self, party, theta, round):
         raise ZeroDivisionError(f"party {party}")
 
-    monkeypatch.setattr(Method, "local_work", fails)
+    monkeypatch.setattr(Method, "work", fails)
     with pytest.raises(ZeroDivisionError, match="party"):
         run_in_memory(make_config(), 3)
 
@@ -521,8 +530,8 @@ def test_a_party_cannot_speak_through_a_rank_that_does_not_host_it(make_config, 
 
 
 def test_setup_travels_whole():
-    plan = build.Plan(resolve(["--epsilon", "inf", "--seed", "9"]), 3.25, 4)
-    assert build.Plan.from_text(plan.to_text()) == plan
+    orders = build.Orders(resolve(["--epsilon", "inf", "--seed", "9"]), 3.25, "00ff", 4)
+    assert build.Orders.from_text(orders.to_text()) == orders
     assert Checkpoint.wire_size() == 0 and Account.COLUMNS == len(KEYS) + len(COUNTS)
 
 

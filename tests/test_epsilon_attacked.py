@@ -8,7 +8,9 @@ import pytest
 
 from fedmpi.cli import resolve
 from fedmpi.errors import ConfigError, DataError, ProtocolError
-from fedmpi.privacy.accountant import Accountant, ServerView, calibrate
+from fedmpi.privacy.account import fold
+from fedmpi.privacy.accountant import Accountant, CohortView, calibrate
+from fedmpi.privacy.releases import ReleaseLog
 from fedmpi.runtime.server import Server
 
 DELTA = 1e-5
@@ -49,6 +51,11 @@ def resume(run_in_memory, config):
 
 def privacy(config):
     return json.loads((config.out / "privacy.json").read_text())
+
+
+def account(config):
+    """Counted anew from the log of releases."""
+    return fold(ReleaseLog.read(config.out).events)
 
 
 # ---- sampling with losses ----
@@ -105,7 +112,7 @@ def test_in_a_small_cohort_the_same_colluders_count_as_seeing_every_update(toy, 
     config = toy("--parties 12 --sampling 0.5 --rounds 2 --aggregation secure --colluding 4")
     run_in_memory(config, 3)
     sigma = calibrate(1.0, DELTA, 0.5, 2)
-    by_hand = ServerView(12)
+    by_hand = CohortView(12)
     by_hand.join(np.arange(9), sigma * (5 / 9) ** 0.5)
     by_hand.join(np.arange(6), sigma / 6**0.5, adjacency=2.0)
     assert privacy(config)["epsilon_server"] == pytest.approx(by_hand.epsilon(DELTA), rel=1e-3)
@@ -156,25 +163,25 @@ def test_an_account_older_than_its_checkpoint_is_not_believed(toy, run_in_memory
 
     def copies(self, round):
         if round == 2:
-            old["text"] = (config.out / "checkpoint" / "account.json").read_text()
+            old["text"] = (config.out / "releases.jsonl").read_text()
         whole(self, round)
 
     with monkeypatch.context() as patch:
         patch.setattr(Server, "round", copies)
         stopped(run_in_memory, patch, config, 5)
-    (config.out / "checkpoint" / "account.json").write_text(old["text"])
+    (config.out / "releases.jsonl").write_text(old["text"])
     with pytest.raises(DataError, match="older than the checkpoint"):
         resume(run_in_memory, config)
 
 
 def test_a_round_cut_short_counts_who_chose_to_share_in_the_clear(toy, run_in_memory, monkeypatch):
-    """The choice comes with the parties' first word, the account has to wait for it."""
     config = toy("--rounds 4 --aggregation hybrid --checkpoint-every 1", "Chooses")
     stopped(run_in_memory, monkeypatch, config, 2, "aggregate", after=True)
     stopped(run_in_memory, monkeypatch, resolve(["--resume", str(config.out)]), 2)
-    rho = json.loads((config.out / "checkpoint" / "account.json").read_text())["privacy"]["server"]["rho"]
-    sigma = calibrate(1.0, DELTA, 1.0, 4)
-    assert rho[0] == pytest.approx(2 * 0.5 * (2 * 6**0.5 / sigma) ** 2, rel=1e-3), "seen twice"
+    sigma, by_hand = calibrate(1.0, DELTA, 1.0, 4), CohortView(1)
+    for _ in range(2):
+        by_hand.join(0, sigma / 6**0.5, adjacency=2.0)
+    assert account(config).server.epsilon(DELTA) == pytest.approx(by_hand.epsilon(DELTA), rel=1e-3), "seen twice"
 
 
 def test_a_run_that_has_ended_under_secret_noise_is_not_run_again(toy, run_in_memory):
@@ -190,28 +197,25 @@ def test_an_update_in_the_clear_counts_from_when_it_was_asked_for(toy, run_in_me
     """It may lie at rank 0's door, unread, when the job dies."""
     config = toy("--rounds 3 --checkpoint-every 1 --dropout 2:0:mask")
     stopped(run_in_memory, monkeypatch, config, 3)
-    joined = json.loads((config.out / "checkpoint" / "account.json").read_text())["privacy"]["server"]["joined"]
-    assert joined == [2] * 6
+    assert account(config).server.joined() == [2] * 6
 
 
 def test_starting_over_leaves_nothing_of_the_attempt_before(toy, run_in_memory, monkeypatch):
     config = toy("--rounds 3 --checkpoint-every 0")
     stopped(run_in_memory, monkeypatch, config, 3)
     stale = config.out / "checkpoint" / "2" / "parties-00003-00005.npz"
-    stale.parent.mkdir()
+    stale.parent.mkdir(parents=True)
     stale.write_bytes(b"half a file")
     resume(run_in_memory, config)
     assert not stale.exists()
 
 
-def test_an_account_of_another_version_is_one_line(toy, run_in_memory, monkeypatch):
+def test_a_log_of_another_version_is_one_line(toy, run_in_memory, monkeypatch):
     config = toy("--rounds 3 --checkpoint-every 0")
     stopped(run_in_memory, monkeypatch, config, 3)
-    path = config.out / "checkpoint" / "account.json"
-    saved = json.loads(path.read_text())
-    del saved["privacy"]["unsampled"]
-    path.write_text(json.dumps(saved))
-    with pytest.raises(DataError, match="the account cannot be read"):
+    path = config.out / "releases.jsonl"
+    path.write_text(path.read_text().replace('"drawn":', '"taken":'))
+    with pytest.raises(DataError, match=r"releases.jsonl line 2 cannot be used .*what was released is unknown"):
         resume(run_in_memory, config)
 
 

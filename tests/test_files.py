@@ -27,9 +27,7 @@ def test_a_run_is_its_owner_s_alone(make_config, run_in_memory, tmp_path):
     finally:
         os.umask(before)
     found = modes(config.out)
-    assert {"checkpoint/2/parties-00000-00001.npz", "checkpoint/account.json", "summary.json", "rounds.jsonl"} <= set(
-        found
-    )
+    assert {"checkpoint/2/parties-00000-00001.npz", "releases.jsonl", "summary.json", "rounds.jsonl"} <= set(found)
     assert not {name: oct(mode) for name, mode in found.items() if mode & 0o077}
 
 
@@ -72,12 +70,13 @@ def test_the_account_is_on_the_disk_before_the_parties_are_asked(make_config, ru
     ask, seen = Server.send_model, []
 
     def asks(self, kind, round, *parties):
-        seen.append((round, json.loads((config.out / "checkpoint" / "account.json").read_text())["under_way"][0]))
+        last = json.loads((config.out / "releases.jsonl").read_text().splitlines()[-1])
+        seen.append((round, last["event"], last["round"]))
         ask(self, kind, round, *parties)
 
     monkeypatch.setattr(Server, "send_model", asks)
     run_in_memory(config, 3)
-    assert seen == [(1, 1), (2, 2)]
+    assert seen == [(1, "asked", 1), (2, "asked", 2)]
 
 
 def test_identity_keys_are_their_owner_s_alone(tmp_path):

@@ -26,7 +26,7 @@ ALLOWED = {
     "vision": {"privacy", "data", "config", "algorithm"},
     "recsys": {"privacy", "data", "config", "algorithm", "attacks"},  # attacks: a party tries them on itself
     "attacks": set(),
-    "report": {"privacy", "config"},
+    "report": {"privacy", "config", "transport", "wire"},  # transport, wire: the ledger and the names of its phases
     "model": {"report", "runtime"},  # what reads images or ratings is imported when a model asks for it, so never torch
 }
 THIRD_PARTY = {

@@ -24,7 +24,7 @@ def built(config) -> Algorithm:
 
 def chosen(name: str) -> str:
     """The flags that run a method; one without noise wants to be told so."""
-    return f"--method {name}" + (" --epsilon inf" if load_method(name).bound else "")
+    return f"--method {name}" + (" --epsilon inf" if not load_method(name).sends.kind.adds_noise else "")
 
 
 # ---- the contract: one test file for all methods, a new one is picked up by its file name ----
@@ -57,17 +57,17 @@ def test_contract(name, support, make_config):
 
     # local work: an update on its support, the same on every rank, from a read-only vector that stays as it is
     theta.flags.writeable = False
-    update = one.local_work(1, theta, 1)
+    update = one.work(1, theta, 1)
     assert update.values.shape == (one.support_size(),) and np.isfinite(update.values).all() and update.values.any()
     if update.support is not None:
         assert support == "own" and np.all(np.diff(update.support) > 0) and len(update.support) == one.support_size()
-    two.local_work(0, theta, 1)  # another party on the same rank must not matter
-    again = two.local_work(1, theta, 1)
+    two.work(0, theta, 1)  # another party on the same rank must not matter
+    again = two.work(1, theta, 1)
     assert np.array_equal(update.values, again.values)
     assert set(update.figures) == set(one.report_columns)
 
     # another round draws other batches
-    assert not np.array_equal(built(config).local_work(1, theta, 2).values, update.values)
+    assert not np.array_equal(built(config).work(1, theta, 2).values, update.values)
 
     # evaluation and references leave no trace
     before = one.party_state(1)
@@ -80,7 +80,7 @@ def test_contract(name, support, make_config):
     # state moves to another rank, and the next round goes on from it
     three = built(config)
     three.load_party_state(1, before)
-    assert np.array_equal(three.local_work(1, theta, 2).values, one.local_work(1, theta, 2).values)
+    assert np.array_equal(three.work(1, theta, 2).values, one.work(1, theta, 2).values)
 
     # the server's step
     mean = np.full(one.support_size() if public is not None else one.dimension, 0.25)
@@ -101,7 +101,7 @@ def test_a_method_learns(name, make_config):
     theta, losses = method.initial(), []
     support = method.public_support(theta)
     for round in range(1, 7):
-        updates = [method.local_work(party, theta, round) for party in range(4)]
+        updates = [method.work(party, theta, round) for party in range(4)]
         losses.append(np.mean([update.figures["loss"] for update in updates]))
         theta = method.step(theta, np.mean([update.values for update in updates], axis=0), 1.0, support)
     assert losses[-1] < 0.7 * losses[0]
@@ -186,7 +186,7 @@ def test_outside_the_mask_nothing_moves_the_update(make_config):
     """Masked gradients leave masked weights where they were: with `shared` they never move at all."""
     method = built(make_config("--support dense --sparse-layers 4 --density 0.05"))
     theta = method.initial()
-    update = method.local_work(0, theta, 1).values
+    update = method.work(0, theta, 1).values
     for span in method.spans:
         assert np.count_nonzero(update[span]) <= kept(span.stop - span.start, 0.05)
 
@@ -194,7 +194,7 @@ def test_outside_the_mask_nothing_moves_the_update(make_config):
 def test_the_adaptive_norm_pulls_the_update_towards_c(make_config):
     def norm(weight):
         method = built(make_config(f"--clip 0.05 --dan-weight {weight} --ext-epochs 10 --support shared"))
-        return np.linalg.norm(method.local_work(0, method.initial(), 1).values)
+        return np.linalg.norm(method.work(0, method.initial(), 1).values)
 
     free, held = norm(0), norm(5)
     assert abs(held - 0.05) < abs(free - 0.05)

@@ -50,7 +50,7 @@ def config_of(make_config, make_ratings):
     def make(name: str, flags: str = ""):
         if name in RATINGS:
             return make_ratings(f"--method {name} {flags}")
-        free = " --epsilon inf" if load_method(name).bound else ""
+        free = " --epsilon inf" if not load_method(name).sends.kind.adds_noise else ""
         return make_config(f"--method {name} --support shared --density 0.3{free} {flags}")
 
     return make

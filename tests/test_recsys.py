@@ -8,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.aggregation.rows import RowServer
+from fedmpi.aggregation.rows import RowServer, RowsParty
 from fedmpi.algorithm import RowUpdates, method_names
 from fedmpi.cli import resolve
 from fedmpi.errors import ConfigError, ProtocolError
 from fedmpi.privacy.encoding import Encoding
+from fedmpi.privacy.mechanism import Cut
 from fedmpi.recsys.buckets import buckets
 from fedmpi.recsys.factors import Parties, Rule, predict
 from fedmpi.recsys.layout import Layout
@@ -20,8 +21,7 @@ from fedmpi.recsys.models import FactorisationMachine, Linear, Network
 from fedmpi.recsys.private import Fit, fit_all
 from fedmpi.recsys.rule import ClearRule
 from fedmpi.recsys.steps import Adam, Counted, Sgd
-from fedmpi.runtime import build, rows
-from fedmpi.runtime.release import Release
+from fedmpi.runtime import build, departures
 from fedmpi.wire.messages import PlainRows, decode, encode
 
 METHODS = method_names(("fedmpi.recsys.methods",))
@@ -263,7 +263,7 @@ def updates(counts, row_numbers, values):
 
 
 def test_encoded_rows_are_within_half_a_step_and_the_bound():
-    release = Release(ENCODING, 0.0, 0, "seeded")
+    release = Cut(ENCODING, width=3)
     values = np.array([[0.1, -9.0, 8.0], [1e-5, 0.0, 100.0]], np.float32)
     steps, cut = release.encode_rows(values)
     assert np.abs(steps).max() <= ENCODING.steps
@@ -286,19 +286,22 @@ def test_rows_in_the_clear_add_up_to_what_dense_vectors_do(data):
     )
     clear = np.array(data.draw(st.lists(st.booleans(), min_size=parties, max_size=parties)))
     members = tuple(np.flatnonzero(clear).tolist())
-    server = RowServer(1, members, ENCODING, 3)
-    for message in rows.plain_messages(1, update, encoded, clear, ENCODING):
+    server = RowServer(1, members, ENCODING, 12, width=3)
+    session = RowsParty(1, update.parties, update.counts, update.rows, encoded, clear, ENCODING)
+    for message in session.start():
         server.receive(decode(encode(message)))
     assert server.done and server.result().survivors == members
-    dense = dict(rows.dense_updates(update, encoded, clear, ENCODING))
-    wanted = ENCODING.unwrap(sum(dense.values(), np.zeros(12, np.uint64)))
+    dense = [ENCODING.wrap(departures._dense(update, encoded, index, 12)) for index in members]
+    wanted = ENCODING.unwrap(sum(dense, np.zeros(12, np.uint64)))
     assert server.result().total.tolist() == wanted.tolist()
 
 
 def test_many_rows_go_in_several_messages_of_whole_parties(monkeypatch):
-    monkeypatch.setattr(rows, "MESSAGE_ROWS", 4)
+    monkeypatch.setattr("fedmpi.aggregation.rows.MESSAGE_ROWS", 4)
     update = updates([3, 3, 1, 2], [0, 1, 2, 0, 1, 3, 2, 1, 2], np.zeros((9, 3)))
-    messages = list(rows.plain_messages(1, update, np.zeros((9, 3), np.int32), np.ones(4, bool), ENCODING))
+    everyone = np.ones(4, bool)
+    session = RowsParty(1, update.parties, update.counts, update.rows, np.zeros((9, 3), np.int32), everyone, ENCODING)
+    messages = list(session.start())
     assert [message.parties for message in messages] == [(0,), (1, 2), (3,)]
     assert [message.party for message in messages] == [0, -1, 3]
 
@@ -319,7 +322,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("said", REFUSED)
 def test_a_message_of_rows_that_cannot_be_is_refused_whole(said):
-    server = RowServer(1, (0, 1, 2), ENCODING, 3)
+    server = RowServer(1, (0, 1, 2), ENCODING, 12, width=3)
     with pytest.raises(ProtocolError, match=said):
         server.receive(REFUSED[said])
     assert server.waiting() == (0, 1, 2) and not server.result().total.any()
@@ -329,17 +332,17 @@ def test_a_message_of_rows_that_cannot_be_is_refused_whole(said):
     "message", [rows_message(numbers=(3, 2, 0)), rows_message(numbers=(3, 2, 2))], ids=["descending", "twice"]
 )
 def test_a_party_whose_rows_cannot_be_is_named_and_its_neighbour_counts(message):
-    server = RowServer(1, (0, 1), ENCODING, 3)
+    server = RowServer(1, (0, 1), ENCODING, 12, width=3)
     server.receive(message)
     assert server.done and server.result().survivors == (0,)
-    assert server.faults == ["party 1, update: sent rows that do not exist or do not ascend"]
+    assert list(map(str, server.faults)) == ["party 1, update: sent rows that do not exist or do not ascend"]
     assert server.result().total.reshape(4, 3).tolist() == [[0] * 3, [0] * 3, [0] * 3, [5] * 3]
 
 
 def test_a_value_out_of_range_is_named():
-    server = RowServer(1, (0, 1), ENCODING, 3)
+    server = RowServer(1, (0, 1), ENCODING, 12, width=3)
     server.receive(rows_message(value=(1 << 14) + 1))
-    assert server.result().survivors == () and "party 0, update: sent a value out of range" in server.faults
+    assert server.result().survivors == () and "party 0, update: sent a value out of range" in map(str, server.faults)
 
 
 # ---- whole runs ----
@@ -550,7 +553,7 @@ def test_the_hybrid_rule_decides_by_each_partys_own_data(make, run_in_memory):
 
 
 REFUSED_SETTINGS = {
-    "--epsilon 1": "epsilon = 1: fedmf sends rows, adds no noise",
+    "--epsilon 1": "epsilon = 1: fedmf adds no noise and promises no epsilon",
     "--denominator expected": "denominator = expected",
     "--dataset digits": "dataset = digits: not for method fedmf, which takes generated, lastfm",
     "--dataset none": "dataset = none: not for method fedmf, which takes generated",

@@ -13,11 +13,12 @@ from scipy.stats import binom, norm
 
 from fedmpi.cli import resolve
 from fedmpi.errors import ProtocolError
+from fedmpi.privacy.account import Account
 from fedmpi.privacy.accountant import calibrate
-from fedmpi.privacy.encoding import plan
-from fedmpi.runtime import schedule
-from fedmpi.runtime.account import PrivacyAccount
-from fedmpi.runtime.release import Release
+from fedmpi.privacy.encoding import choose_encoding
+from fedmpi.privacy.mechanism import Noised
+from fedmpi.privacy.releases import Asked, Stepped
+from fedmpi.runtime import build, schedule
 from fedmpi.wire.messages import Train
 
 DELTA = 1e-5
@@ -38,10 +39,10 @@ def bounds(sigma, q, rounds):
 def account_of(config, dimension=400):
     privacy = config.privacy
     sigma = calibrate(privacy.epsilon, privacy.delta, privacy.sampling, config.run.rounds)
-    encoding = plan(
+    encoding = choose_encoding(
         clip=1.0, dimension=dimension, parties=config.run.parties, multiplier=sigma, rounds=config.run.rounds
     )
-    return PrivacyAccount(config, Release.of(config, encoding, sigma), lambda hidden, colluding: False), sigma
+    return Account(build.terms(config, Noised(encoding, multiplier=sigma))), sigma
 
 
 GRID = [(20, 0.08, 3, 60), (20, 0.08, 3, 10), (12, 0.25, 5, 30), (40, 0.05, 3, 100), (100, 0.1, 8, 20), (8, 0.5, 4, 15)]
@@ -57,8 +58,8 @@ def test_the_account_lies_between_the_truth_and_the_target(parties, q, least, ro
         drawn = schedule.cohort(config, round)
         cohort = (*drawn, *schedule.fillers(config, round, drawn, ()))
         assert schedule.enough(least, cohort, ()), "every round runs"
-        account.begin(round, drawn, cohort, ())
-        account.spend(round, cohort, 400)
+        account.take(Asked(round, drawn, cohort, (), sigma / len(cohort) ** 0.5, exposed=False, figures=False))
+        account.take(Stepped(round, cohort, 400))
     printed = account.statement().epsilon_outside
     below, above = bounds(sigma, q, rounds)
     assert below <= printed <= 1.0 + 1e-6
@@ -177,9 +178,9 @@ def test_a_filler_has_nothing_but_noise_in_the_sum(make_config, run_in_memory, m
     monkeypatch.setattr(schedule, "cohort", lambda config, round: ())
     moves, step = [], Server.step
 
-    def watched(self, outcome, drawn):
-        moves.append(outcome.sum.total / (self.release.multiplier * self.release.encoding.sensitivity))
-        step(self, outcome, drawn)
+    def watched(self, found, drawn):
+        moves.append(found.total / (self.mechanism.multiplier * self.mechanism.encoding.sensitivity))
+        step(self, found, drawn)
 
     monkeypatch.setattr(Server, "step", watched)
     run_in_memory(make_config(SMALL_COHORTS), 3)
@@ -208,8 +209,7 @@ def test_a_party_does_not_believe_any_cohort(flags, cohort, hidden, make_config,
     from fedmpi.runtime.server import Server
 
     def lies(self, kind, round, parties, fillers=()):
-        for rank, hosted in self.placement.by_rank(parties).items():
-            self.endpoint.send(rank, Train(round, -1, hosted, cohort, hidden, self.theta))
+        self.mailbox.to_hosts(parties, lambda hosted: Train(round, -1, hosted, cohort, hidden, self.theta))
 
     monkeypatch.setattr(Server, "send_model", lies)
     monkeypatch.setattr(Server, "measure_references", lambda self: None)

@@ -6,13 +6,16 @@ import time
 
 import pytest
 
+from fedmpi.aggregation.dropout import parse
 from fedmpi.algorithm import load_method, method_names
 from fedmpi.errors import ConfigError, DataError, ProtocolError
+from fedmpi.privacy.mechanism import Bounded
+from fedmpi.runtime import client
 from fedmpi.runtime.client import Client
-from fedmpi.runtime.dropout import parse
-from fedmpi.runtime.metrics import EVALUATION
+from fedmpi.runtime.server import Server
 from fedmpi.secagg import messages as secagg
 from fedmpi.secagg import pki
+from fedmpi.wire.phases import Purpose
 
 PLAN = "--dropout 1:0:advertise,1:1:share,2:2:mask,2:3:unmask,3:4:mask,3:5:unmask,3:6:share"
 SECURE = "--aggregation secure --parties 7 --rounds 3"
@@ -46,7 +49,9 @@ SHARING = [name for name in method_names(("fedmpi.vision.methods",)) if load_met
 
 @pytest.mark.parametrize("name", SHARING)
 def test_every_method_and_a_hybrid_give_the_same_model(name, make_config, run_in_memory):
-    flags = f"--method {name} --dropout 2:3:mask" + (" --epsilon inf" if load_method(name).bound else "")
+    flags = f"--method {name} --dropout 2:3:mask" + (
+        " --epsilon inf" if load_method(name).sends.kind is Bounded else ""
+    )
     plain = run_in_memory(make_config(f"{PLAIN} {flags}"), 3)
     secure = run_in_memory(make_config(f"{SECURE} {flags}"), 3)
     hybrid = run_in_memory(make_config(f"{SECURE} {flags} --aggregation hybrid --clear-parties 1,3"), 3)
@@ -58,8 +63,8 @@ def test_an_active_round_gives_the_same_model(make_config, run_in_memory, tmp_pa
     pki.make(file, 7)
     plan = "--dropout 1:2:check,2:3:mask"
     plain = run_in_memory(make_config(f"{PLAIN} {plan}"), 3)
-    original = Client.__init__
-    monkeypatch.setattr(Client, "__init__", lambda self, endpoint, setup, _: original(self, endpoint, setup, str(file)))
+    original = client.read_identities
+    monkeypatch.setattr(client, "read_identities", lambda config, parties, _: original(config, parties, str(file)))
     config = make_config(f"{SECURE} {plan} --adversary active --pki {file}")
     active = run_in_memory(config, 3)
     assert active["model_sha256"] == plain["model_sha256"] and active["dropouts"]["planned"] == 2
@@ -134,10 +139,8 @@ def test_a_round_that_everybody_misses_releases_nothing(aggregation, make_config
 def test_a_silent_party_costs_its_deadline_and_nothing_else(make_config, run_in_memory, monkeypatch):
     say = Client.say
 
-    def silent(self, party, messages):
-        if party == 2 and any(isinstance(message, secagg.MaskedInput) and message.round == 2 for message in messages):
-            return
-        say(self, party, messages)
+    def silent(self, messages):
+        say(self, [m for m in messages if (type(m), m.party, m.round) != (secagg.MaskedInput, 2, 2)])
 
     planned = run_in_memory(make_config(f"{SECURE} --dropout 2:2:mask"), 3)
     with monkeypatch.context() as patch:
@@ -155,13 +158,10 @@ def test_a_lying_party_is_dropped_and_named(make_config, run_in_memory, monkeypa
 
     say = Client.say
 
-    def lying(self, party, messages):
-        if party == 4:
-            messages = [
-                dataclasses.replace(x, values=x.values[:-1]) if isinstance(x, secagg.MaskedInput) else x
-                for x in messages
-            ]
-        say(self, party, messages)
+    def lying(self, messages):
+        for x in messages:
+            short = isinstance(x, secagg.MaskedInput) and x.party == 4
+            say(self, [dataclasses.replace(x, values=x.values[:-1]) if short else x])
 
     monkeypatch.setattr(Client, "say", lying)
     config = make_config(SECURE)
@@ -361,11 +361,9 @@ def test_securesum_gives_the_same_scores_and_nobodys_own(aggregation, make_confi
         rows = list(csv.DictReader(stream))
     assert not {"EvalReport", "TrainReport"} & {row["message"] for row in rows}
     # the references and one evaluation, by all six, beside two rounds in which some go through the protocol
-    evaluations = {row["round"] for row in rows if int(row["round"]) >= EVALUATION}
+    evaluations = {row["round"] for row in rows if row["purpose"] == "test"}
     assert len(evaluations) == 2
-    inputs = sum(
-        int(row["messages"]) for row in rows if row["message"] == "MaskedInput" and row["round"] in evaluations
-    )
+    inputs = sum(int(row["messages"]) for row in rows if row["message"] == "MaskedInput" and row["purpose"] == "test")
     assert inputs == 6 * len(evaluations)
     released = json.loads((config.out / "privacy.json").read_text())["released"]
     assert "the sums of the parties' evaluation metrics, without noise" in released
@@ -383,7 +381,7 @@ def test_a_hybrid_round_waits_for_local_work_in_the_clear(make_config, run_in_me
     """A party in the clear is still training when the hidden ones are through with their first phase."""
     from fedmpi.vision.methods.dp_pfeddsu import Method
 
-    work = Method.local_work
+    work = Method.work
 
     def slow(self, party, theta, round):
         if party == 0:
@@ -391,7 +389,7 @@ def test_a_hybrid_round_waits_for_local_work_in_the_clear(make_config, run_in_me
         return work(self, party, theta, round)
 
     quick = run_in_memory(make_config(f"{SECURE} --rounds 1"), 8)
-    monkeypatch.setattr(Method, "local_work", slow)
+    monkeypatch.setattr(Method, "work", slow)
     flags = "--aggregation hybrid --clear-parties 0 --phase-deadline 0.4 --rounds 1"
     for ranks in (8, 3):  # alone on its rank, and with hidden neighbours that have to wait for it
         summary = run_in_memory(make_config(f"{SECURE} {flags}"), ranks)
@@ -401,11 +399,9 @@ def test_a_hybrid_round_waits_for_local_work_in_the_clear(make_config, run_in_me
 def test_test_figures_that_could_not_be_added_up_are_not_those_of_an_earlier_round(
     make_config, run_in_memory, monkeypatch
 ):
-    from fedmpi.runtime import evaluate
-
-    whole = evaluate._add_up
+    whole = Server.sum_of_figures
     monkeypatch.setattr(
-        evaluate, "_add_up", lambda server, round, *rest: whole(server, round, *rest) if round < 3 else None
+        Server, "sum_of_figures", lambda self, round, *rest: whole(self, round, *rest) if round < 3 else None
     )
     config = make_config(f"{SECURE} --metrics securesum --eval-every 1")
     summary = run_in_memory(config, 3)
@@ -416,9 +412,8 @@ def test_test_figures_that_could_not_be_added_up_are_not_those_of_an_earlier_rou
 def test_parties_lost_from_test_figures_are_told(lost, said, make_config, run_in_memory, monkeypatch, capsys):
     say = Client.say
 
-    def silent(self, party, messages):
-        if party not in lost or not any(message.round > 2**30 for message in messages):
-            say(self, party, messages)
+    def silent(self, messages):
+        say(self, [m for m in messages if m.party not in lost or (m.round, m.purpose) != (1, Purpose.TEST)])
 
     monkeypatch.setattr(Client, "say", silent)
     summary = run_in_memory(
@@ -439,9 +434,8 @@ def test_in_a_test_nobody_is_in_the_clear_and_waited_for_longer(make_config, run
     """Sums of test figures hide everybody: who shares updates in the clear has the deadline of a phase like the others."""
     say = Client.say
 
-    def silent(self, party, messages):
-        if party or not any(message.round > 2**30 and message.PHASE == "ShareKeys" for message in messages):
-            say(self, party, messages)
+    def silent(self, messages):
+        say(self, [m for m in messages if m.party or (m.round, m.purpose, m.PHASE) != (1, Purpose.TEST, "ShareKeys")])
 
     monkeypatch.setattr(Client, "say", silent)
     flags = (

@@ -135,7 +135,7 @@ def result(ranks: int, flags: str, folder: Path) -> dict:
     from fedmpi.cli import resolve
     from fedmpi.report.terminal import Terminal
     from fedmpi.runtime.client import run_client
-    from fedmpi.runtime.server import Server
+    from fedmpi.runtime.server import run_server
     from fedmpi.runtime.start import start_run
     from fedmpi.transport.memory import run_ranks
 
@@ -143,7 +143,7 @@ def result(ranks: int, flags: str, folder: Path) -> dict:
     start = start_run(config, ranks, "in memory", Terminal())
 
     def rank(endpoint):
-        return Server(endpoint, *start).run() if endpoint.rank == 0 else run_client(endpoint)
+        return run_server(endpoint, *start) if endpoint.rank == 0 else run_client(endpoint)
 
     try:
         summary = run_ranks(ranks, rank)[0]

@@ -2,25 +2,35 @@
 
 import numpy as np
 
-from fedmpi.aggregation.base import PartySession, ServerSession, Sum
+from fedmpi.aggregation.base import Answers, PartySession, ServerSession, Sum
 from fedmpi.errors import ProtocolError, WireError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.wire.bits import pack, packed_size, unpack
+from fedmpi.wire.message import Message
 from fedmpi.wire.messages import PlainInput
+from fedmpi.wire.phases import Phase
 from fedmpi.wire.support import decode_support, encode_support
 
 
 class PlainParty(PartySession):
-    def __init__(self, round: int, party: int, encoding: Encoding, dimension: int, values: np.ndarray, support=None):
+    def __init__(
+        self,
+        round: int,
+        party: int,
+        encoding: Encoding,
+        dimension: int,
+        values: np.ndarray,
+        support: np.ndarray | None = None,
+    ):
         """`values` in Z_{2^b} on `support`; None: the round's public support, which need not be sent."""
         coded = b"" if support is None else encode_support(support, dimension)
         self._message = PlainInput(round, party, coded, pack(values, encoding.bits))
 
-    def start(self):
+    def start(self) -> list[Message]:
         return [self._message]
 
-    def receive(self, message):
-        raise ProtocolError(f"got {type(message).__name__}, but it has nothing more to say", phase="update")
+    def receive(self, message: Message) -> list[Message]:
+        raise ProtocolError(f"got {type(message).__name__}, but it has nothing more to say", phase=Phase.UPDATE)
 
 
 class PlainServer(ServerSession):
@@ -30,10 +40,12 @@ class PlainServer(ServerSession):
         cohort: tuple[int, ...],
         encoding: Encoding,
         dimension: int,
-        own_support: bool,
+        own_support: bool = False,
         most_lost: int | None = None,
+        width: int = 1,
     ):
-        """`most_lost`: with more of the cohort lost there is no sum, as there would be none under the protocol."""
+        """`dimension` of the sum; `most_lost`: with more of the cohort lost there is none, as under the protocol; `width` of a
+        row, where parties send rows."""
         self._round = round
         self._cohort, self._tolerated = len(cohort), len(cohort) if most_lost is None else most_lost
         self._encoding = encoding
@@ -41,10 +53,9 @@ class PlainServer(ServerSession):
         self._own = own_support
         self._missing = set(cohort)
         self._heard: list[int] = []
-        self.faults: list[str] = []
-        self._total = np.zeros(dimension if own_support else encoding.dimension, np.uint64)
+        self._total = np.zeros(dimension, np.uint64)
 
-    def receive(self, message):
+    def receive(self, message: Message) -> Answers:
         values, support = self._check(message)
         # Integers modulo 2^64, cut to 2^b at the end: the order of arrival cannot matter.
         if support is None:
@@ -55,9 +66,9 @@ class PlainServer(ServerSession):
         self._heard.append(message.party)
         return []
 
-    def _check(self, message) -> tuple[np.ndarray, np.ndarray | None]:
+    def _check(self, message: Message) -> tuple[np.ndarray, np.ndarray | None]:
         def wrong(what: str) -> ProtocolError:
-            return ProtocolError(what, party=message.party, phase="update")
+            return ProtocolError(what, party=message.party, phase=Phase.UPDATE)
 
         if not isinstance(message, PlainInput):
             raise wrong(f"sent {type(message).__name__}, expected PlainInput")
@@ -79,28 +90,30 @@ class PlainServer(ServerSession):
             raise wrong(f"sent a support of {len(support)} coordinates, expected {count}")
         return values, support
 
-    phase_name = "update"
+    phase_name = Phase.UPDATE
 
-    def drop(self, party, fault=""):
-        if fault:
-            self.faults.append(fault)
+    @property
+    def coordinates(self) -> int:
+        return self._encoding.dimension
+
+    def drop(self, party: int) -> Answers:
         self._missing.discard(party)
         return []
 
-    def expire(self):
+    def expire(self) -> Answers:
         self._missing.clear()
         return []
 
     @property
-    def done(self):
+    def done(self) -> bool:
         return not self._missing
 
     @property
-    def failed(self):
+    def failed(self) -> bool:
         return self.done and self._cohort - len(self._heard) > self._tolerated
 
     @property
-    def reason(self):
+    def reason(self) -> str:
         if not self.failed:
             return ""
         return (
@@ -108,8 +121,8 @@ class PlainServer(ServerSession):
             f"with more than {self._tolerated} the sum is not opened"
         )
 
-    def waiting(self):
+    def waiting(self) -> tuple[int, ...]:
         return tuple(sorted(self._missing))
 
-    def result(self):
+    def result(self) -> Sum:
         return Sum(self._encoding.unwrap(self._total), tuple(sorted(self._heard)))

@@ -1,12 +1,20 @@
 """Plain aggregation of sparse rows: parties share in the clear what they touched of a shared matrix."""
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from fedmpi.aggregation.base import ServerSession, Sum
+from fedmpi.aggregation.base import Answers, PartySession, Sum
 from fedmpi.aggregation.plain import PlainServer
-from fedmpi.errors import ProtocolError
+from fedmpi.errors import Fault, ProtocolError
 from fedmpi.privacy.encoding import Encoding
+from fedmpi.wire.message import Message, alone, speakers
 from fedmpi.wire.messages import PlainRows
+from fedmpi.wire.phases import Phase
+
+# Rows in one message: large enough that its header does not count, small enough that the server can start on it while
+# the rest is on its way.
+MESSAGE_ROWS = 1 << 18
 
 # Rows added at a time: their 64-bit copies stay within some ten megabytes.
 CHUNK = 1 << 16
@@ -17,17 +25,85 @@ def row_bits(rows: int) -> int:
     return max(1, (rows - 1).bit_length())
 
 
-class RowServer(PlainServer, ServerSession):
+class RowsParty(PartySession):
+    """The parties of a rank that share in the clear: their rows, whole parties in each message."""
+
+    def __init__(
+        self,
+        round: int,
+        parties: tuple[int, ...],
+        counts: np.ndarray,
+        rows: np.ndarray,
+        values: np.ndarray,
+        chosen: np.ndarray,
+        encoding: Encoding,
+    ):
+        """`counts` rows of each party, one after the other, their `values` in steps; only the `chosen` parties are sent."""
+        self._round, self._parties, self._counts, self._rows, self._values = round, parties, counts, rows, values
+        self._chosen, self._encoding = np.flatnonzero(chosen).tolist(), encoding
+
+    def start(self) -> Iterator[Message]:
+        group: list[int] = []
+        taken = 0
+        for index in self._chosen:
+            if group and taken + self._counts[index] > MESSAGE_ROWS:
+                yield self._message(group)
+                group, taken = [], 0
+            group.append(index)
+            taken += int(self._counts[index])
+        if group:
+            yield self._message(group)
+
+    def _message(self, group: list[int]) -> PlainRows:
+        ends = np.concatenate(([0], np.cumsum(self._counts)))
+        parties = tuple(self._parties[index] for index in group)
+        at: slice | np.ndarray
+        if group[-1] - group[0] + 1 == len(group):  # neighbours: no copy
+            at = slice(ends[group[0]], ends[group[-1] + 1])
+        else:
+            at = np.concatenate([np.arange(ends[index], ends[index + 1]) for index in group])
+        bits = row_bits(self._encoding.dimension // self._values.shape[1])
+        return PlainRows(
+            self._round,
+            alone(parties),
+            parties,
+            self._counts[group],
+            self._rows[at],
+            self._values[at],
+            bits,
+            self._encoding.own_bits,
+        )
+
+    def receive(self, message: Message) -> Iterator[Message]:
+        raise ProtocolError(f"got {type(message).__name__}, but it has nothing more to say", phase=Phase.UPDATE)
+
+
+class RowServer(PlainServer):
     """Every party's rows into one exact sum. A party whose rows cannot be is dropped; its neighbours in a message stay."""
 
-    def __init__(self, round: int, cohort: tuple[int, ...], encoding: Encoding, width: int, most_lost=None):
-        super().__init__(round, cohort, encoding, encoding.dimension, own_support=False, most_lost=most_lost)
+    def __init__(
+        self,
+        round: int,
+        cohort: tuple[int, ...],
+        encoding: Encoding,
+        dimension: int,
+        own_support: bool = False,
+        most_lost: int | None = None,
+        width: int = 1,
+    ):
+        """A row has its number with it whatever the support, so `own_support` makes no difference."""
+        super().__init__(round, cohort, encoding, dimension, most_lost=most_lost)
         self._width = width
         self._rows = encoding.dimension // width
         self._sum = np.zeros((self._rows, width), np.int64)
+        self._faults: list[Fault] = []
 
-    def receive(self, message):
-        self._check_shape(message)
+    @property
+    def faults(self) -> list[Fault]:
+        return self._faults
+
+    def receive(self, message: Message) -> Answers:
+        message = self._check_shape(message)
         good = self._good_parties(message)
         kept = np.repeat(good, message.counts)
         whole = bool(good.all())
@@ -37,24 +113,26 @@ class RowServer(PlainServer, ServerSession):
         self._heard.extend(heard)
         return []
 
-    def _check_shape(self, message) -> None:
+    def _check_shape(self, message: Message) -> PlainRows:
         def wrong(what: str) -> ProtocolError:
-            first = message.parties[0] if getattr(message, "parties", ()) else message.party
-            return ProtocolError(what, party=first, phase="update")
+            return ProtocolError(what, party=next(iter(speakers(message)), None), phase=Phase.UPDATE)
 
         if not isinstance(message, PlainRows):
             raise wrong(f"sent {type(message).__name__}, expected PlainRows")
         if message.round != self._round:
             raise wrong(f"sent an update of round {message.round} in round {self._round}")
         if len(set(message.parties)) != len(message.parties) or not self._missing.issuperset(message.parties):
-            raise wrong("or a neighbour in its message sent a second update, or is not in this round's cohort")
+            raise wrong(
+                "sent a message with a second update, or with one of a party that is not in this round's cohort"
+            )
         if message.values.shape[1] != self._width or message.value_bits != self._encoding.own_bits:
             raise wrong(
                 f"sent rows of {message.values.shape[1]} values of {message.value_bits} bits, expected {self._width} of "
                 f"{self._encoding.own_bits}"
             )
+        return message
 
-    def _good_parties(self, message) -> np.ndarray:
+    def _good_parties(self, message: PlainRows) -> np.ndarray:
         """Which parties' rows exist, ascend, and hold values within the bound; the others are dropped with the reason."""
         rows, counts = message.rows, message.counts
         bad = rows >= self._rows
@@ -79,7 +157,8 @@ class RowServer(PlainServer, ServerSession):
             for index in np.unique(owner[wrong]):
                 if good[index]:
                     good[index] = False
-                    self.drop(message.parties[index], f"party {message.parties[index]}, update: {what}")
+                    self._faults.append(Fault(message.parties[index], Phase.UPDATE, what))
+                    self.drop(message.parties[index])
         return good
 
     def _add(self, rows: np.ndarray, values: np.ndarray) -> None:
@@ -93,5 +172,5 @@ class RowServer(PlainServer, ServerSession):
             )
             self._sum += places @ values[first : first + CHUNK].astype(np.int64)
 
-    def result(self):
+    def result(self) -> Sum:
         return Sum(self._sum.reshape(-1), tuple(sorted(self._heard)))

@@ -2,117 +2,79 @@
 
 import numpy as np
 
-from fedmpi.aggregation.base import Answers, PartySession, ServerSession, Sum
+from fedmpi.aggregation.base import Answers, Forwarding, PartySession, ServerSession, Sum
 from fedmpi.aggregation.plain import PlainServer
+from fedmpi.errors import Fault
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.secagg.party import SecAggParty
 from fedmpi.secagg.server import SecAggServer
-from fedmpi.wire.messages import Message, PlainRows
+from fedmpi.wire.message import Message, speakers
 
 
 class SecureParty(PartySession):
     def __init__(self, machine: SecAggParty):
-        self.machine = machine
+        self._machine = machine
 
-    def start(self):
-        return [self.machine.start()]
+    def start(self) -> list[Message]:
+        return [self._machine.start()]
 
-    def receive(self, message):
-        return [self.machine.receive(message)]
+    def receive(self, message: Message) -> list[Message]:
+        return [self._machine.receive(message)]
 
 
-class SecureServer(ServerSession):
+class SecureServer(Forwarding):
+    """The protocol's machine, over encoded updates."""
+
+    planned = 0
+
     def __init__(self, machine: SecAggServer, encoding: Encoding):
-        self.machine = machine
+        super().__init__(machine)
         self._encoding = encoding
 
-    @property
-    def faults(self) -> list[str]:
-        return [str(fault) for fault in self.machine.faults]
+    def start(self) -> Answers:
+        return []
 
     @property
-    def reason(self) -> str:
-        return self.machine.reason
+    def coordinates(self) -> int:
+        return self._encoding.dimension
 
-    @property
-    def openable(self) -> tuple[int, ...]:
-        return self.machine.openable
-
-    @property
-    def phase_name(self):
-        return self.machine.phase_name
-
-    def receive(self, message: Message) -> Answers:
-        return self.machine.receive(message)
-
-    def drop(self, party, fault=""):
-        return self.machine.drop(party)  # whoever caught it has said so
-
-    def expire(self):
-        return self.machine.expire()
-
-    @property
-    def done(self):
-        return self.machine.done
-
-    @property
-    def failed(self):
-        return self.machine.failed
-
-    def waiting(self):
-        return self.machine.waiting()
-
-    def result(self):
-        total, survivors = self.machine.result()
+    def result(self) -> Sum:
+        total, survivors = self._inner.result()
         return Sum(self._encoding.unwrap(total), survivors)
 
 
-class HybridServer(ServerSession):
-    """MMF 3.2: some parties share in the clear, the others through the protocol, in one round and into one sum."""
+class HybridServer(Forwarding):
+    """MMF 3.2: some parties share in the clear, the others through the protocol, in one round and into one sum. It has failed, and
+    opens a sum, as its protocol does."""
 
     def __init__(self, plain: PlainServer, secure: SecureServer, clear: frozenset[int]):
-        self._plain, self._secure, self._clear = plain, secure, clear
+        super().__init__(secure)
+        self._plain, self._clear = plain, clear
 
     def _side(self, party: int) -> ServerSession:
-        return self._plain if party in self._clear else self._secure
+        return self._plain if party in self._clear else self._inner
+
+    def receive(self, message: Message) -> Answers:
+        spoken_for = speakers(message)
+        return (self._side(spoken_for[0]) if spoken_for else self._plain).receive(message)
+
+    def drop(self, party: int) -> Answers:
+        return self._side(party).drop(party)
+
+    def expire(self) -> Answers:
+        return self._plain.expire() + self._inner.expire()
 
     @property
-    def faults(self) -> list[str]:
-        return self._plain.faults + self._secure.faults
+    def faults(self) -> list[Fault]:
+        return [*self._plain.faults, *self._inner.faults]
 
     @property
-    def reason(self) -> str:
-        return self._secure.reason
+    def done(self) -> bool:
+        return self.failed or (self._plain.done and self._inner.done)
 
-    @property
-    def openable(self) -> tuple[int, ...]:
-        return self._secure.openable
+    def waiting(self) -> tuple[int, ...]:
+        return tuple(sorted(self._plain.waiting() + self._inner.waiting()))
 
-    @property
-    def phase_name(self):
-        return self._secure.phase_name
-
-    def receive(self, message):
-        side = self._plain if isinstance(message, PlainRows) else self._side(message.party)
-        return side.receive(message)
-
-    def drop(self, party, fault=""):
-        return self._side(party).drop(party, fault)
-
-    def expire(self):
-        return self._plain.expire() + self._secure.expire()
-
-    @property
-    def done(self):
-        return self._secure.failed or (self._plain.done and self._secure.done)
-
-    @property
-    def failed(self):
-        return self._secure.failed
-
-    def waiting(self):
-        return tuple(sorted(self._plain.waiting() + self._secure.waiting()))
-
-    def result(self):
-        clear, hidden = self._plain.result(), self._secure.result()
+    def result(self) -> Sum:
+        clear, hidden = self._plain.result(), self._inner.result()
         return Sum(np.add(clear.total, hidden.total), tuple(sorted(clear.survivors + hidden.survivors)))

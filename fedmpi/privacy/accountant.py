@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.errors import ConfigError, DataError
+from fedmpi.errors import ConfigError
 
 KINDS = ("rdp", "pld")
 
@@ -44,7 +44,7 @@ ORDERS_SAMPLED = np.array([*range(2, 65), 72, 80, 96, 112, 128, 160, 192, 256, 3
 
 def _log_conversion(orders: np.ndarray, delta: float) -> np.ndarray:
     """What each order adds to its Renyi divergence to make an epsilon: Canonne, Kamath, Steinke (2020), prop. 12."""
-    return np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0)
+    return np.asarray(np.log1p(-1.0 / orders) - (math.log(delta) + np.log(orders)) / (orders - 1.0))
 
 
 def rdp_epsilon(orders: np.ndarray, rdp: np.ndarray, delta: float) -> float:
@@ -139,7 +139,7 @@ def _sampled_event(multiplier: float, q: float) -> Any:
 def _sampled_rdp(multiplier: float, q: float) -> np.ndarray:
     from dp_accounting import rdp
 
-    return rdp.RdpAccountant(ORDERS_SAMPLED).compose(_sampled_event(multiplier, q)).rdp
+    return np.asarray(rdp.RdpAccountant(ORDERS_SAMPLED).compose(_sampled_event(multiplier, q)).rdp)
 
 
 def calibrate(epsilon: float, delta: float, q: float, rounds: int, kind: str = "rdp") -> float:
@@ -179,7 +179,7 @@ def _calibrate_sampled(epsilon: float, delta: float, q: float, rounds: int, kind
     from dp_accounting import pld, rdp
 
     def spent(sigma: float) -> float:
-        return fresh().compose(_sampled_event(sigma, q), rounds).get_epsilon(delta)
+        return float(fresh().compose(_sampled_event(sigma, q), rounds).get_epsilon(delta))
 
     if kind == "pld":
         # The privacy loss distribution is tighter than RDP: a bracket just below the RDP answer saves most evaluations.
@@ -198,7 +198,7 @@ def _calibrate_sampled(epsilon: float, delta: float, q: float, rounds: int, kind
             return full
     while spent(low) <= epsilon:
         low *= 0.75
-    return dp_accounting.calibrate_dp_mechanism(
+    found = dp_accounting.calibrate_dp_mechanism(
         fresh,
         lambda sigma: dp_accounting.SelfComposedDpEvent(_sampled_event(sigma, q), rounds),
         epsilon,
@@ -206,6 +206,7 @@ def _calibrate_sampled(epsilon: float, delta: float, q: float, rounds: int, kind
         dp_accounting.ExplicitBracketInterval(low, high),
         tol=precision * high,
     )
+    return float(found)
 
 
 class Accountant:
@@ -222,7 +223,8 @@ class Accountant:
         self._rho = 0.0  # all rounds as if unsampled: a bound whatever q is, and the whole truth if q was always 1
         self._rho_full = 0.0  # the rounds with q = 1
         self._rdp = np.zeros(len(ORDERS_SAMPLED))  # the rounds with q < 1
-        self._cache: dict[Any, Any] = {}
+        self._sampled: dict[tuple[float, float], np.ndarray] = {}  # one round's, by what it was
+        self._pld: Any = None  # what was composed so far, if it was asked for
 
     @property
     def rounds(self) -> int:
@@ -246,13 +248,12 @@ class Accountant:
             # Nothing was released: it is counted as a round and costs nothing. Infinity has no place in JSON.
             multiplier, q = 0.0, 0.0
         self._rounds[multiplier, q] = self._rounds.get((multiplier, q), 0) + rounds
-        self._cache.pop("pld", None)
+        self._pld = None
 
     def _one_sampled(self, multiplier: float, q: float) -> np.ndarray:
-        key = ("rdp", multiplier, q)
-        if key not in self._cache:
-            self._cache[key] = _sampled_rdp(multiplier, q)
-        return self._cache[key]
+        if (multiplier, q) not in self._sampled:
+            self._sampled[multiplier, q] = _sampled_rdp(multiplier, q)
+        return self._sampled[multiplier, q]
 
     def epsilon(self, delta: float, *, quick: bool = False) -> float:
         """epsilon at delta of everything spent so far; infinite once a round had no noise.
@@ -273,74 +274,40 @@ class Accountant:
         return min(sampled, _closed(self._rho, delta, "rdp"))
 
     def _pld_epsilon(self, delta: float) -> float:
-        if "pld" not in self._cache:
+        if self._pld is None:
             from dp_accounting import pld
 
             composed = pld.PLDAccountant()
             for (multiplier, q), rounds in self._rounds.items():
                 if q > 0.0:
                     composed.compose(_sampled_event(multiplier, q), rounds)
-            self._cache["pld"] = composed
-        return float(self._cache["pld"].get_epsilon(delta))
-
-    def state(self) -> dict[str, Any]:
-        """Everything that a checkpoint needs, as plain JSON. Sums are kept as they are, not added up again on
-        resuming, so that a resumed run prints the same bits."""
-        finite = math.isfinite(self._rho)
-        return {
-            "kind": self.kind,
-            "rounds": [[multiplier, q, count] for (multiplier, q), count in self._rounds.items()],
-            "rho": self._rho if finite else None,
-            "rho_full": self._rho_full if math.isfinite(self._rho_full) else None,
-            "rdp": self._rdp.tolist() if np.any(self._rdp) else [],
-        }
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> Accountant:
-        """The accountant that `state` was taken from."""
-        try:
-            made = cls(state["kind"])
-            for multiplier, q, count in state["rounds"]:
-                _check_round(float(multiplier), float(q))
-                made._rounds[float(multiplier), float(q)] = int(count)
-            made._rho, made._rho_full = (math.inf if state[k] is None else float(state[k]) for k in ("rho", "rho_full"))
-            if state["rdp"]:
-                made._rdp = np.array(state["rdp"], dtype=np.float64)
-            if made._rdp.shape != ORDERS_SAMPLED.shape:
-                raise ValueError(f"{made._rdp.size} orders, expected {ORDERS_SAMPLED.size}")
-        except (KeyError, TypeError, ValueError, ConfigError) as error:
-            raise DataError(f"checkpoint: the accountant's state cannot be read ({error})") from error
-        return made
+            self._pld = composed
+        return float(self._pld.get_epsilon(delta))
 
 
-class ServerView:
-    """What rank 0 itself learns of each party: it knows the cohorts, so sampling hides nothing from it, and every
-    party's account is the unsampled composition of the rounds that this party really joined. `epsilon` is that of the
-    worst one.
+class CohortView:
+    """What somebody who knows the cohorts learns of each party: sampling hides nothing from it, and every party's account is
+    the unsampled composition of the rounds that this party really joined. `epsilon` is that of the worst one."""
 
-    `adjacency` is the factor on the sensitivity. 1: the server sees sums, and a party's update is there or is zero. 2:
-    it sees the party's own update (`plain`), and one update is replaced by any other. The multiplier of `join` is
-    always noise over the bound of one update: in `plain`, where the noise is the party's own share, sigma / sqrt(n_t).
-    """
-
-    def __init__(self, parties: int, adjacency: float = 1.0, kind: str = "rdp"):
+    def __init__(self, parties: int, kind: str = "rdp"):
         _check_kind(kind)
-        self.adjacency = float(adjacency)
         self.kind = kind
         self._rho = np.zeros(parties)
         self._joined = np.zeros(parties, dtype=np.int64)
 
-    def join(self, party: int | np.ndarray, multiplier: float, *, adjacency: float | None = None) -> None:
-        """Party `party` (a number, or an array of different ones) took part in a round under this much noise.
-        `adjacency` overrides the ledger's own, for `hybrid`, where some go in the clear."""
-        _check_round(multiplier, 1.0)
-        factor = self.adjacency if adjacency is None else float(adjacency)
-        self._rho[party] += _rho(multiplier / factor)
-        self._joined[party] += 1
+    def join(self, parties: int | np.ndarray, multiplier: float, adjacency: float = 1.0) -> None:
+        """A party (or an array of different ones) took part in a round under so much noise over the bound of one update.
 
-    def covers(self, other: ServerView) -> bool:
-        """Whether every party joined at least as many rounds here as there."""
-        return self._joined.shape == other._joined.shape and bool(np.all(self._joined >= other._joined))
+        `adjacency` is the factor on the sensitivity. 1: a sum is seen, and a party's update is there or is zero. 2: the
+        party's own update is seen, and is replaced by any other; its noise is the party's own share, sigma / sqrt(n_t).
+        """
+        _check_round(multiplier, 1.0)
+        self._rho[parties] += _rho(multiplier / adjacency)
+        self._joined[parties] += 1
+
+    def joined(self) -> list[int]:
+        """How many rounds each party joined."""
+        return [int(rounds) for rounds in self._joined]
 
     def worst(self) -> tuple[int, int]:
         """The party with the largest epsilon (the first of equals), and how many rounds it joined."""
@@ -351,19 +318,3 @@ class ServerView:
         """The worst party's epsilon at delta: the composition is monotone in rho, so one conversion is enough."""
         _check_delta(delta)
         return _closed(float(np.max(self._rho, initial=0.0)), delta, self.kind)
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint, as plain JSON; null stands for a party without any protection."""
-        rho = [value if math.isfinite(value) else None for value in self._rho.tolist()]
-        return {"kind": self.kind, "adjacency": self.adjacency, "rho": rho, "joined": self._joined.tolist()}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any]) -> ServerView:
-        """The ledger that `state` was taken from."""
-        try:
-            made = cls(len(state["rho"]), state["adjacency"], state["kind"])
-            made._rho[:] = [math.inf if value is None else value for value in state["rho"]]
-            made._joined[:] = state["joined"]
-        except (KeyError, TypeError, ValueError, ConfigError) as error:
-            raise DataError(f"checkpoint: the server's ledger cannot be read ({error})") from error
-        return made

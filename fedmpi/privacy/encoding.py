@@ -45,18 +45,20 @@ class Encoding:
     def unwrap(self, values: np.ndarray) -> np.ndarray:
         """Z_{2^b} to the signed integers in [-2^(b-1), 2^(b-1))."""
         sign = np.uint64(1 << (self.bits - 1))
-        return (((values & self._mask) ^ sign) - sign).view(np.int64)
+        unsigned: np.ndarray = ((values & self._mask) ^ sign) - sign
+        return unsigned.view(np.int64)
 
     def decode(self, total: np.ndarray) -> np.ndarray:
         """A sum of encodings as float64."""
-        return total.astype(np.float64) / self.scale
+        return np.asarray(total.astype(np.float64) / self.scale)
 
     @property
     def _mask(self) -> np.uint64:
-        return np.uint64((1 << self.bits) - 1)
+        mask: np.uint64 = np.uint64((1 << self.bits) - 1)
+        return mask
 
 
-def plan(
+def choose_encoding(
     *, clip: float, dimension: int, parties: int, multiplier: float, rounds: int, bits: int = 0, steps: int = 0
 ) -> Encoding:
     """The encoding of a run; ConfigError if the asked width could wrap.

@@ -122,7 +122,7 @@ def round_conditionally(
     rest = x - down
     low = down.astype(np.int64)
     while True:
-        y = low + bernoulli(source, rest)
+        y: np.ndarray = low + bernoulli(source, rest)
         # Exact: y is within sqrt(d) of x, so the sum of squares is below 2**62.
         if int(np.sum(np.square(y))) <= limit * limit:
             return y

@@ -4,6 +4,7 @@ import numpy as np
 
 from fedmpi.algorithm import RowUpdates
 from fedmpi.errors import ConfigError
+from fedmpi.privacy.mechanism import ExactRows
 from fedmpi.recsys.base import RatingMethod
 from fedmpi.recsys.buckets import Bucket, buckets, padded
 from fedmpi.recsys.models import make
@@ -33,7 +34,7 @@ class Context(RatingMethod):
         self.item_x = padded(item_features(store))
         features = self.item_x.shape[1] + len(store.user_feature_names)
         self.model = make(self.kind, features, settings.mask_rank, settings.mask_hidden)
-        self.width = self.model.size
+        self.sends = ExactRows(self.model.size)
         self.centre = settings.rating_centre
         self.optimizer = Adam(server.server_lr) if server.optimizer == "adam" else Sgd(server.server_lr)
 

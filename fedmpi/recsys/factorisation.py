@@ -4,6 +4,7 @@ import numpy as np
 
 from fedmpi.algorithm import RowUpdates
 from fedmpi.errors import ConfigError
+from fedmpi.privacy.mechanism import ExactRows
 from fedmpi.recsys.base import RatingMethod
 from fedmpi.recsys.factors import Parties, Rule, predict
 from fedmpi.recsys.layout import COUNT, Layout, curvature
@@ -23,7 +24,7 @@ class Factorisation(RatingMethod):
         self._check_raters(config)
         counted = server.optimizer == "counted" or settings.min_raters > 1
         self.layout = Layout(store.num_items, settings.factors, counted, settings.item_bias)
-        self.width = self.layout.width
+        self.sends = ExactRows(self.layout.width)
         self.rule = Rule(
             settings.party_solver,
             settings.party_reg,

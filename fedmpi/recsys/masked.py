@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 
+from fedmpi.privacy.mechanism import ExactRows
 from fedmpi.recsys.base import RatingMethod
 from fedmpi.recsys.factorisation import Factorisation
 from fedmpi.recsys.models import make
@@ -76,7 +77,7 @@ class Alone(PrivateModels, RatingMethod):
     shares = False
     reference_columns = 3
     reference_scores = ("rmse_party_mean",)
-    width = 1
+    sends = ExactRows(1)
     dimension = 1
 
     def initial(self):

@@ -4,6 +4,7 @@ config.yaml      the resolved configuration, but for the folder: --config makes 
 rounds.jsonl     a row a round
 messages.csv     the ledger
 costs.csv        CPU seconds of each party by protocol phase and cost
+releases.jsonl   what left the parties, written before it did: the source of every epsilon (fedmpi.privacy.releases)
 privacy.json     the statement about epsilon and how it came about
 model.npz        the shared model, see fedmpi.model; under --keep-parties the ranks leave their parties' parts in parties/
 summary.json     the run in one object
@@ -14,6 +15,7 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -22,7 +24,10 @@ from fedmpi import __version__
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, DataError
 from fedmpi.files import append_line, make_folder, write_json, write_text
-from fedmpi.privacy.statement import Statement, describe, warnings
+from fedmpi.privacy import releases
+from fedmpi.privacy.account import Account
+from fedmpi.privacy.mechanism import Mechanism
+from fedmpi.privacy.statement import Statement, warnings
 from fedmpi.report.terminal import Terminal
 
 #: Clipping is said from this share of cut updates on, and warned of where most are cut and their mean norm is this many times C.
@@ -75,30 +80,24 @@ class Record:
             os.close(self._claim)
             self._claim = None
 
-    def opening(self, release, privacy, pays_below: float, measured_with: str, by_coordinate: bool) -> None:
-        """What is said before the first round. `by_coordinate`: the bound is that of each value, not of an update's norm."""
-        config, encoding = self.config, release.encoding
+    def opening(self, mechanism: Mechanism, pays_below: float, measured_with: str) -> None:
+        """What is said before the first round."""
+        config, encoding = self.config, mechanism.encoding
+        parties, rounds, sampling = config.run.parties, config.run.rounds, config.privacy.sampling
         self.terminal.say(
-            f"{config.run.method} on {config.data.dataset}: {config.run.parties} parties, {config.run.rounds} rounds, "
+            f"{config.run.method} on {config.data.dataset}: {parties} parties, {rounds} rounds, "
             f"{encoding.dimension} coordinates of {encoding.bits} bits a party and round, "
             f"{config.aggregation.aggregation} aggregation, support {config.aggregation.support}"
         )
-        if by_coordinate:
-            self.terminal.say(
-                f"noise: none; values of a row within ±{encoding.clip:g}, in steps of {1 / encoding.scale:.2g}"
-            )
-        else:
-            q, parties = config.privacy.sampling, config.run.parties
-            line = describe(release.summed, q, parties, encoding.dimension, encoding.clip, config.run.rounds)
-            self.terminal.say(line)
-        if release.shortens and not by_coordinate:
+        self.terminal.say(mechanism.opening(sampling, parties, rounds))
+        if mechanism.shortens:
             self.bound = encoding.clip
             if config.privacy.shown != "party":
                 self.terminal.say(
                     "clipping: norms of updates stay home with these metrics, so how much C cuts is not known here"
                 )
-        ratio = privacy.noise_to_signal()
-        for line in warnings(config.privacy.delta, config.run.parties, ratio, pays_below, measured_with):
+        ratio = mechanism.noise_to_signal(sampling, parties, rounds)
+        for line in warnings(config.privacy.delta, parties, ratio, pays_below, measured_with):
             self.terminal.warn(line)
         if config.data.validation_fraction:
             self.terminal.say(
@@ -138,9 +137,9 @@ class Record:
         elif share >= SOME:
             self.terminal.say(line)
 
-    def closing(self, facts: dict, privacy, ledger, costs: dict) -> dict:
+    def closing(self, facts: dict, account: Account, ledger, costs: dict) -> dict:
         """Write everything and show the table; returns the summary."""
-        config, statement = self.config, privacy.statement()
+        config, statement = self.config, account.statement()
         summary = {
             "fedmpi": __version__,
             "task": facts.pop("task"),
@@ -172,14 +171,14 @@ class Record:
         write_text(self.out / "messages.csv", ledger.csv())
         lines = (f"{p},{phase},{cost},{seconds:.6f}" for (p, phase, cost), seconds in sorted(costs.items()))
         write_text(self.out / "costs.csv", "\n".join(("party,phase,cost,cpu_seconds", *lines)) + "\n")
-        write_json(self.out / "privacy.json", privacy.as_dict())
+        write_json(self.out / "privacy.json", account.as_dict())
         write_json(self.out / "summary.json", summary)
         self.terminal.table(summary, statement, self.out)
         return summary
 
     def _cut_rows(self, resume_round: int) -> None:
         """Drop rows after the checkpoint; they are about to be repeated."""
-        kept = []
+        kept: list[dict[str, Any]] = []
         path = self.out / "rounds.jsonl"
         for number, line in enumerate(path.read_text().splitlines(), start=1):
             try:
@@ -219,8 +218,12 @@ def claim_folder(path: Path) -> int | None:
 def interrupted(wanted: Path) -> Path | None:
     """The first of `wanted` and its successors that released something under secret noise and did not end."""
     for path in (wanted, *sorted(wanted.parent.glob(f"{wanted.name}-[0-9]*"))):
-        if (path / "checkpoint" / "account.json").exists() and not (path / "summary.json").exists():
-            return path
+        if (path / releases.NAME).exists() and not (path / "summary.json").exists():
+            try:
+                if releases.ReleaseLog.read(path).under_secret_noise:
+                    return path
+            except DataError:
+                return path  # nobody can tell
     return None
 
 

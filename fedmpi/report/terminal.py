@@ -243,7 +243,10 @@ def _time(seconds: float) -> str:
 
 
 def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000 or unit == "GB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB"):
         count /= 1000
+        if count < 1000:
+            return f"{count:.2f} {unit}"
+    return f"{count / 1000:.2f} GB"

@@ -6,32 +6,38 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmpi.aggregation.choose import Aggregator
-from fedmpi.algorithm import Algorithm, RowAlgorithm, load_method
+from fedmpi.aggregation.server_end import ServerEnd
+from fedmpi.algorithm import Algorithm, load_method
 from fedmpi.config import Config, check, from_dict
 from fedmpi.data.rating_store import RATING_SETS, RatingSpec, RatingStore, prepare_ratings
 from fedmpi.data.store import PartitionSpec, Store, prepare
 from fedmpi.errors import ConfigError, WireError
-from fedmpi.privacy.encoding import plan
-from fedmpi.runtime.release import Release
+from fedmpi.privacy.account import Releases
+from fedmpi.privacy.mechanism import Mechanism, Wanted, check_epsilon, choose_mechanism
+from fedmpi.privacy.releases import ReleaseLog, Started, Terms
 from fedmpi.secagg.pki import read_public
+from fedmpi.secagg.rules import Meter
 from fedmpi.transport.ledger import MOST_DETAIL
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What rank 0 decided: the configuration, and what follows from it and must be the same everywhere."""
+class Orders:
+    """What rank 0 tells every rank: the configuration, and what follows from it and must be the same everywhere."""
 
     config: Config
     multiplier: float  # sigma
     session: str = ""  # of this start, 16 bytes in hexadecimal: binds every key of the protocol to it
     resume_round: int = 0  # the checkpointed round to go on from; 0: a new run
 
+    @property
+    def session_bytes(self) -> bytes:
+        return bytes.fromhex(self.session)
+
     def to_text(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
     @classmethod
-    def from_text(cls, text: str) -> "Plan":
+    def from_text(cls, text: str) -> "Orders":
         try:
             fields = json.loads(text)
             fields["config"] = from_dict(fields["config"], Config(), "Setup")
@@ -111,16 +117,14 @@ def algorithm(config: Config, device: str | None = None) -> Algorithm:
         raise ConfigError(
             f"clear_rule = {config.aggregation.clear_rule}: method {config.run.method} has no mask to judge; list --clear-parties"
         )
-    if issubclass(method, RowAlgorithm) and config.privacy.epsilon != float("inf"):
-        raise ConfigError(
-            f"epsilon = {config.privacy.epsilon:g}: {config.run.method} sends rows, adds no noise and promises no epsilon; take inf"
-        )
     store = open_store(config)
     if store is not None and not isinstance(store, Store if method.task == "classification" else RatingStore):
         raise ConfigError(
             f"dataset = {config.data.dataset}: not for method {config.run.method}, a {method.task} method"
         )
-    return method(config, store, device or method.pick_device(config.machine.device, threads))
+    made = method(config, store, device or method.pick_device(config.machine.device, threads))
+    check_epsilon(made.sends, config.privacy.epsilon, config.run.method)
+    return made
 
 
 def thread_count(config: Config, environ) -> int:
@@ -132,12 +136,6 @@ def thread_count(config: Config, environ) -> int:
     return max(1, len(os.sched_getaffinity(0)) // max(1, ranks))
 
 
-def aggregator(plan_: Plan, method: Algorithm, meter) -> Aggregator:
-    return Aggregator(
-        plan_.config, bytes.fromhex(plan_.session), method.dimension, getattr(method, "width", 0), meter=meter
-    )
-
-
 def detailed_ledger(config: Config) -> bool:
     """Whether the run is small enough for a ledger row of every party in every round."""
     return config.run.parties * config.run.rounds <= MOST_DETAIL
@@ -145,21 +143,58 @@ def detailed_ledger(config: Config) -> bool:
 
 def public_identities(config: Config) -> dict[int, bytes] | None:
     """What the server checks signatures against, if the adversary is active."""
-    if config.aggregation.adversary != "active":
+    if config.aggregation.adversary != "active" or config.aggregation.pki is None:
         return None
     return read_public(Path(config.aggregation.pki), config.run.parties)
 
 
-def release(plan_: Plan, method: Algorithm) -> Release:
-    """How updates leave a party; refuses what could overflow."""
-    config = plan_.config
-    encoding = plan(
-        clip=config.privacy.clip if method.bound is None else method.bound,
-        dimension=method.support_size(),
+def mechanism(orders: Orders, method: Algorithm) -> Mechanism:
+    """What is done to every update before it leaves its party."""
+    config = orders.config
+    wanted = Wanted(
+        epsilon=config.privacy.epsilon,
+        clip=config.privacy.clip,
+        multiplier=orders.multiplier,
+        margin=config.privacy.noise_margin,
         parties=config.run.parties,
-        multiplier=plan_.multiplier / (1 - config.privacy.noise_margin) ** 0.5,
         rounds=config.run.rounds,
         bits=config.aggregation.bits,
         steps=1 << config.aggregation.precision if config.aggregation.precision else 0,
+        own_coordinates=config.aggregation.support in ("own", "union"),
     )
-    return Release.of(config, encoding, plan_.multiplier, shortens=method.bound is None)
+    chosen = choose_mechanism(method.sends, wanted, method.support_size(), config.run.method)
+    method.noise_ratio = chosen.noise_to_signal(config.privacy.sampling, config.run.parties, config.run.rounds)
+    return chosen
+
+
+def server_end(orders: Orders, method: Algorithm, mechanism: Mechanism, meter: Meter) -> ServerEnd:
+    identities = public_identities(orders.config)
+    return ServerEnd(orders.config, orders.session_bytes, method.dimension, mechanism, identities, meter)
+
+
+def terms(config: Config, mechanism: Mechanism) -> Terms:
+    """Under which the run's releases are made."""
+    return Terms(
+        mechanism=mechanism,
+        parties=config.run.parties,
+        rounds=config.run.rounds,
+        delta=config.privacy.delta,
+        accountant=config.privacy.accountant,
+        sampling=config.privacy.sampling,
+        entropy=config.privacy.entropy,
+        aggregation=config.aggregation.aggregation,
+        support=config.aggregation.support,
+        denominator=config.server.denominator,
+        graph=config.aggregation.graph,
+        adversary=config.aggregation.adversary,
+        colluding=config.aggregation.colluding,
+    )
+
+
+def releases(config: Config, mechanism: Mechanism, resume_round: int, position: dict | None) -> Releases:
+    """The run's log of releases, begun or gone on with; `position`: what it held when the checkpoint was made."""
+    log = ReleaseLog.read(config.out) if config.run.resume else ReleaseLog.create(config.out)
+    if position is not None:
+        log.check_covers(position)
+    log.append(Started(terms(config, mechanism), resume_round))
+    return Releases(log)

@@ -3,17 +3,15 @@
     OUT/checkpoint/latest            the round that is complete on every rank
     OUT/checkpoint/<round>/server.npz, server.json
     OUT/checkpoint/<round>/parties-00000-00006.npz     a rank's parties; any rank can read its own from several of these
-    OUT/checkpoint/account.json      under `entropy: os`, what was released so far, written in every round
 
 `latest` is written last, so a run that is killed while it saves goes on from the checkpoint before. No key and no noise is
-ever kept: under `entropy: os` a repeated round draws fresh noise, and the accountant counts both. That is what the account
-is for: it knows the rounds after the checkpoint, and who was asked in the one that was under way.
+ever kept: under `entropy: os` a repeated round draws fresh noise, and counts once more. The log of releases, which is not part
+of a checkpoint, knows of the rounds after it (fedmpi.privacy.releases).
 """
 
 import json
 import shutil
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -21,14 +19,7 @@ from fedmpi.algorithm import Algorithm
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, DataError
 from fedmpi.files import write_arrays, write_json, write_text
-
-
-class UnderWay(NamedTuple):
-    """A round whose parties were asked and whose sum is not counted yet."""
-
-    round: int
-    drawn: tuple[int, ...]  # whose updates are in it
-    cohort: tuple[int, ...]  # and who fills it up
+from fedmpi.privacy import releases
 
 
 def folder(config: Config, round: int) -> Path:
@@ -36,12 +27,13 @@ def folder(config: Config, round: int) -> Path:
 
 
 def latest_round(out: Path) -> int:
-    """The round to resume after; 0 where rounds were accounted for and none was checkpointed; ConfigError if there is neither."""
+    """The round to resume after; 0 where something was released under secret noise and no round was checkpointed; ConfigError if
+    there is neither."""
     path = out / "checkpoint" / "latest"
     try:
         return int(path.read_text())
     except OSError:
-        if (out / "checkpoint" / "account.json").exists():
+        if (out / releases.NAME).exists() and releases.ReleaseLog.read(out).under_secret_noise:
             return 0
         raise ConfigError(f"resume = {out}: no checkpoint there ({path} is missing)") from None
     except ValueError:
@@ -90,26 +82,6 @@ def load_server(config: Config, round: int) -> tuple[dict[str, np.ndarray], dict
         return arrays, json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise DataError(f"checkpoint {path} cannot be used ({error})") from None
-
-
-def save_account(config: Config, state: dict, under_way: UnderWay | None) -> None:
-    write_json(config.out / "checkpoint" / "account.json", {"privacy": state, "under_way": under_way})
-
-
-def load_account(config: Config) -> tuple[dict, UnderWay | None]:
-    path = config.out / "checkpoint" / "account.json"
-    try:
-        saved = json.loads(path.read_text())
-        under_way = saved["under_way"]
-        if under_way is not None:
-            round, *groups = under_way
-            drawn, cohort = (tuple(int(party) for party in group) for group in groups)
-            under_way = UnderWay(int(round), drawn, cohort)
-        return saved["privacy"], under_way
-    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
-        raise DataError(
-            f"{path} cannot be used ({error}): what was released before the interruption is unknown"
-        ) from None
 
 
 def forget_all(config: Config) -> None:

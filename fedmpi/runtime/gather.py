@@ -1,187 +1,107 @@
-"""Rank 0 gathers one round: it carries the aggregation's messages, keeps its deadlines and lets go of who is lost."""
+"""Rank 0 gathers one session: it carries the aggregation's messages, keeps its deadlines and lets go of who is lost."""
 
 import collections
-import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedmpi.aggregation.base import Answers, ServerSession, Sum
-from fedmpi.aggregation.choose import Aggregator
-from fedmpi.crypto.prg import KeyStream
-from fedmpi.errors import ProtocolError, TransportError, WireError
-from fedmpi.privacy.encoding import Encoding
-from fedmpi.wire.messages import Message, SupportProposal, SupportUnion, TrainReport, speakers
-from fedmpi.wire.support import decode_support, encode_support
+from fedmpi.errors import ProtocolError, TransportError
+from fedmpi.runtime.mailbox import Mailbox
+from fedmpi.runtime.stopwatch import Stopwatch
+from fedmpi.wire.message import Message, speakers
+from fedmpi.wire.messages import TrainReport
+from fedmpi.wire.phases import Purpose
 
 
 @dataclass
 class Outcome:
-    """What a round brought: a sum, or the reason why there is none."""
+    """What a session brought: a sum, or the reason why there is none."""
 
     sum: Sum | None = None
-    support: np.ndarray | None = None  # the coordinates of the sum; None: all
-    openable: tuple[int, ...] = ()  # whose sum rank 0 has asked to open: it may have it, now or late
+    failed: str = ""
     coordinates: int = 0  # that each party sent
-    figures: dict = field(default_factory=dict)  # for the round's row
-    dropouts: collections.Counter = field(default_factory=collections.Counter)
+    reports: dict[int, np.ndarray] = field(default_factory=dict)  # a party's figures of its local work
+    dropouts: collections.Counter[str] = field(default_factory=collections.Counter)
     complaints: list[str] = field(default_factory=list)
 
 
 class Gathering:
-    def __init__(self, server, round: int, cohort: tuple[int, ...]):
-        self.server = server
-        self.round = round
-        self.cohort = cohort
-        self.clear: frozenset[int] = frozenset()  # who shares in the clear, once the aggregation runs
-        self.reports: dict[int, np.ndarray] = {}  # a party's figures
-        self.outcome = Outcome()
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        watch: Stopwatch,
+        phase_deadline: float,
+        before_opening: Callable[[tuple[int, ...], int], None] | None = None,
+    ):
+        """`before_opening` is told whose sum over how many coordinates it is, before anybody is asked for what opens it."""
+        self._mailbox, self._watch, self._phase_deadline = mailbox, watch, phase_deadline
+        self._before_opening = before_opening
+        self._outcome = Outcome()
 
-    def run(self) -> Outcome:
-        server, outcome = self.server, self.outcome
-        release, lost = server.release, set()
-        if server.config.aggregation.support == "union":
-            union, lost = self.agree_on_support()
-            outcome.support, release = union, release.over(len(union))
-        elif server.config.aggregation.support == "shared":
-            outcome.support = server.algorithm.public_support(server.theta)
-        outcome.coordinates = release.encoding.dimension
-        return self.sum(server.aggregator, release.encoding, lost, server.algorithm.most_lost(server.theta))
-
-    def sum(
-        self, aggregator: Aggregator, encoding: Encoding, lost: Iterable[int] = (), most_lost: int | None = None
+    def run(
+        self,
+        session: ServerSession,
+        round: int,
+        cohort: tuple[int, ...],
+        clear: Collection[int] = (),
+        purpose: Purpose = Purpose.TRAINING,
     ) -> Outcome:
-        """Run the aggregation; `lost` are gone before it starts, and `most_lost` may be by the end."""
-        server = self.server
-        self.clear = frozenset(aggregator.clear)
-        session = aggregator.server(
-            self.round,
-            self.cohort,
-            encoding,
-            KeyStream.from_os(b"graph"),  # the graph is the server's to draw; it cancels in the sum
-            server.identities,
-            len(os.sched_getaffinity(0)),
-            most_lost,
-        )
-        for party in lost:
-            self.send(session.drop(party))
-        self.carry(session)
-        self.close(session)
-        return self.outcome
-
-    def agree_on_support(self) -> tuple[np.ndarray, set[int]]:
-        """Support `union`: every party's proposal, then the union back to them; (union, parties that said nothing)."""
-        dimension = self.server.algorithm.dimension
-        proposals: dict[int, np.ndarray] = {}
-        silent = {party for party in self.cohort if self.server.plan.misses(self.round, party, "AdvertiseKeys")}
-        self.outcome.dropouts["planned"] += len(silent)
-        deadline = time.monotonic() + self.server.config.run.round_deadline
-        while len(proposals) + len(silent) < len(self.cohort):
-            message = self.next_message(deadline)
-            if message is None:
-                late = set(self.cohort) - set(proposals) - silent
-                self.outcome.dropouts["real"] += len(late)
-                silent |= late
-            elif isinstance(message, SupportProposal):
-                try:
-                    proposals[message.party] = decode_support(message.support, dimension)
-                except WireError as error:
-                    silent.add(message.party)
-                    self.caught(message, error)
-        union = np.unique(np.concatenate([*proposals.values(), np.array([0])]))  # never empty
-        coded = encode_support(union, dimension)
-        for party in sorted(proposals):
-            self.send([(party, SupportUnion(self.round, party, coded))])
-        return union, silent
-
-    def carry(self, session: ServerSession) -> None:
-        phase, deadline = None, 0.0
-        last = time.monotonic() + self.server.config.run.round_deadline  # for local work
+        """Carry the session to its end. `clear`: who may be at its local work for longer than a phase."""
+        self._send(session, session.start())
+        phase, deadline = session.phase_name, time.monotonic() + self._mailbox.patience
+        last = deadline  # for local work
         while not session.done:
             if session.phase_name != phase:
-                settings = self.server.config
-                wait = settings.run.round_deadline if phase is None else settings.aggregation.phase_deadline
-                phase, deadline = session.phase_name, time.monotonic() + wait
-                self.let_go_of_the_planned(session)
-                continue
-            message = self.next_message(deadline)
-            if message is None:
-                if time.monotonic() < last and not self.clear.isdisjoint(session.waiting()):
-                    # Whoever shares in the clear may still be at its local work, and its rank with it.
-                    deadline = min(last, time.monotonic() + self.server.config.aggregation.phase_deadline)
-                    continue
-                self.outcome.dropouts["real"] += len(session.waiting())
-                if session.waiting() == self.cohort:
-                    raise TransportError(f"round {self.round}: nobody answered within the deadline in {phase}")
-                self.send(session.expire())
-                continue
-            try:
-                with self.server.watch("aggregate"):
-                    answers = session.receive(message)
-            except ProtocolError as error:
-                self.caught(message, error)
-                answers = [answer for party in speakers(message) for answer in session.drop(party, str(error))]
-            if message.party in self.clear:
-                deadline = max(deadline, time.monotonic() + self.server.config.aggregation.phase_deadline)
-            self.send(answers)
-
-    def let_go_of_the_planned(self, session: ServerSession) -> None:
-        """Who the dropout plan has vanish before this phase need not be waited for."""
-        for party in session.waiting():
-            if self.server.plan.misses(self.round, party, "update" if party in self.clear else session.phase_name):
-                self.outcome.dropouts["planned"] += 1
-                self.send(session.drop(party))
-
-    def next_message(self, deadline: float) -> Message | None:
-        """The next message of this round; None at the deadline. Reports are kept, leftovers of earlier rounds are not."""
-        while True:
-            arrived = self.server.poll(deadline)
-            if arrived is None:
-                return None
-            message = arrived[1]
-            if message.round != self.round:
-                continue
+                phase, deadline = session.phase_name, time.monotonic() + self._phase_deadline
+            message = self._mailbox.take_of(round, purpose, deadline)
             if isinstance(message, TrainReport):
-                self.reports.update(zip(message.parties, message.figures))
-                continue
-            return message
+                self._outcome.reports.update(zip(message.parties, message.figures))
+            elif message is not None:
+                self._receive(session, message, round)
+                if message.party in clear:
+                    deadline = max(deadline, time.monotonic() + self._phase_deadline)
+            elif time.monotonic() < last and not set(session.waiting()).isdisjoint(clear):
+                # Whoever shares in the clear may still be at its local work, and its rank with it.
+                deadline = min(last, time.monotonic() + self._phase_deadline)
+            else:
+                self._expire(session, round, cohort)
+        return self._close(session, round)
 
-    def send(self, answers: Answers) -> None:
-        for party, answer in answers:
-            self.server.endpoint.send(self.server.placement.rank_of(party), answer)
+    def _receive(self, session: ServerSession, message: Message, round: int) -> None:
+        try:
+            with self._watch("aggregate"):
+                answers = session.receive(message)
+        except ProtocolError as error:
+            self._outcome.dropouts["caught"] += 1
+            self._outcome.complaints.append(f"round {round}: {error}; it is treated as dropped")
+            answers = [answer for party in speakers(message) for answer in session.drop(party)]
+        self._send(session, answers)
 
-    def caught(self, message: Message, error: Exception) -> None:
-        self.outcome.dropouts["caught"] += 1
-        self.outcome.complaints.append(f"round {self.round}: {error}; it is treated as dropped")
+    def _expire(self, session: ServerSession, round: int, cohort: tuple[int, ...]) -> None:
+        self._outcome.dropouts["real"] += len(session.waiting())
+        if session.waiting() == cohort:
+            raise TransportError(f"round {round}: nobody answered within the deadline in {session.phase_name}")
+        self._send(session, session.expire())
 
-    def close(self, session: ServerSession) -> None:
-        outcome = self.outcome
-        outcome.complaints += [
-            fault for fault in session.faults if not any(fault in line for line in outcome.complaints)
-        ]
-        outcome.openable = session.openable
+    def _send(self, session: ServerSession, answers: Answers) -> None:
+        if session.openable and self._before_opening is not None:
+            self._before_opening(session.openable, session.coordinates)
+            self._before_opening = None
+        self._mailbox.answer(answers)
+
+    def _close(self, session: ServerSession, round: int) -> Outcome:
+        outcome = self._outcome
+        outcome.complaints += map(str, session.faults)
+        outcome.dropouts["planned"] += session.planned
+        outcome.coordinates = session.coordinates
         result = None if session.failed else session.result()
-        if result is None or not result.survivors:
-            reason = session.reason or f"round {self.round}: no party's update arrived"
-            outcome.dropouts["failed_rounds"] += 1
-            outcome.figures = self.figures(self.reports) | {"failed": reason}
-            outcome.complaints.append(f"{reason}; the model stays as it was")
-        else:
+        if result is not None and result.survivors:
             outcome.sum = result
-            # Of the survivors only: whether a dropped party's report came in time is chance.
-            reports = {party: self.reports[party] for party in outcome.sum.survivors if party in self.reports}
-            outcome.figures = self.figures(reports) | {"survivors": len(outcome.sum.survivors)}
-            if len(outcome.sum.total) == self.server.algorithm.dimension:
-                outcome.support = None
-
-    def figures(self, reports: dict[int, np.ndarray]) -> dict[str, float]:
-        """What the parties said of their work, in party order so that it does not depend on arrival."""
-        if not reports:
-            return {}
-        rows = np.array([reports[party] for party in sorted(reports)])
-        # The method's columns, then the engine's two.
-        norm, clipped = rows[:, -2].mean(), rows[:, -1].mean()
-        said = self.server.algorithm.summarise_training(rows[:, :-2])
-        return said | {"update_norm": float(norm), "clipped": float(clipped)}
+        else:
+            outcome.failed = session.reason or f"round {round}: no party's update arrived"
+            outcome.dropouts["failed_rounds"] += 1
+            outcome.complaints.append(f"{outcome.failed}; the model stays as it was")
+        return outcome

@@ -1,87 +1,97 @@
 """Rank 0. One round reads top to bottom in `Server.round`:
 
-sample -> send the model -> (local work, on the clients) -> aggregate -> step -> account -> evaluate -> record
+sample -> log who is asked -> send the model -> (local work, on the clients) -> aggregate -> log the step -> step -> evaluate -> record
 """
 
 import collections
 import time
+from typing import Any
 
-from fedmpi.algorithm import Algorithm, RowAlgorithm
-from fedmpi.errors import DataError, ProtocolError, TransportError
+import numpy as np
+
+from fedmpi.aggregation import figures
+from fedmpi.aggregation.base import Sum
+from fedmpi.aggregation.protocol import chosen_clear
+from fedmpi.algorithm import Algorithm
+from fedmpi.errors import ProtocolError
+from fedmpi.privacy.account import Releases
+from fedmpi.privacy.mechanism import Mechanism
+from fedmpi.privacy.releases import Asked, Ended, Failed, Opened, Stepped, Tested
 from fedmpi.report.record import Record
 from fedmpi.report.savings import hybrid_savings
-from fedmpi.runtime import build, checkpoint, dropout, keep, schedule
-from fedmpi.runtime.account import PrivacyAccount
-from fedmpi.runtime.evaluate import ask_everyone
+from fedmpi.runtime import build, checkpoint, keep, schedule
+from fedmpi.runtime.evaluate import add_reports
 from fedmpi.runtime.gather import Gathering, Outcome
-from fedmpi.runtime.memory import proportional_set_size
+from fedmpi.runtime.mailbox import Mailbox
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.stopwatch import Stopwatch
+from fedmpi.runtime.tally import Tally
 from fedmpi.transport.endpoint import Endpoint
-from fedmpi.wire.frame import NOBODY
-from fedmpi.wire.messages import (
-    Account,
-    Checkpoint,
-    Evaluate,
-    Fill,
-    Message,
-    Ready,
-    Setup,
-    Stop,
-    Train,
-    speakers,
-)
+from fedmpi.wire.message import alone
+from fedmpi.wire.messages import Account, Checkpoint, Evaluate, Fill, Ready, Setup, Stop, Train
+from fedmpi.wire.phases import Purpose
+
+
+def run_server(endpoint: Endpoint, orders: build.Orders, placement: Placement, record: Record) -> dict[str, Any]:
+    """The whole life of rank 0; returns the summary."""
+    config, watch = orders.config, Stopwatch()
+    endpoint.ledger.detailed = build.detailed_ledger(config)
+    mailbox = Mailbox(endpoint, placement, config.run.round_deadline)
+    with watch("setup"):
+        text = orders.to_text()
+        mailbox.to_hosts(range(config.run.parties), lambda hosted: Setup(config=text, parties=hosted))
+        # While the other ranks are busy with the same:
+        algorithm = build.algorithm(config, device="cpu")
+        mechanism = build.mechanism(orders, algorithm)
+        server = Server(orders, algorithm, mechanism, mailbox, record, watch)
+        server.handshake()
+    return server.run()
 
 
 class Server:
-    def __init__(self, endpoint: Endpoint, plan: build.Plan, placement: Placement, record: Record):
-        self.endpoint = endpoint
-        self.config = plan.config
-        self.placement = placement
-        self.record = record
-        self.watch = Stopwatch()
-        endpoint.ledger.detailed = build.detailed_ledger(self.config)
-        self.given = 0  # bytes that the other ranks gave to the transport
-        self.pss: dict[int, int] = {}
-        self.costs: dict[tuple[int, str, str], float] = collections.defaultdict(float)
-        with self.watch("setup"):
-            for rank in placement.ranks():
-                endpoint.send(rank, Setup(config=plan.to_text(), parties=placement.parties_of(rank)))
-            self.algorithm: Algorithm = build.algorithm(self.config, device="cpu")
-            self.release = build.release(plan, self.algorithm)
-            self.algorithm.noise_ratio = self.release.noise_ratio(self.config)
-            self.aggregator = build.aggregator(plan, self.algorithm, lambda cost: self.watch(cost))
-            self.privacy = PrivacyAccount(self.config, self.release, self.aggregator.opens)
-            self.plan = dropout.parse(self.config.aggregation.dropout, self.config.run.seed, self.config.run.parties)
-            self.identities = build.public_identities(self.config)
-            self.dropouts = collections.Counter()
-            self.theta = self.algorithm.initial()
-            self.last_round = plan.resume_round
-            self.under_way: checkpoint.UnderWay | None = None  # a round whose sum is not counted yet
-            self.references: dict[str, float | None] = dict.fromkeys(self.algorithm.reference_scores)
-            self.scores: dict[str, float | None] = dict.fromkeys(self.algorithm.scores)
-            if plan.resume_round:
-                self.restore(plan.resume_round)
-            self.collect(self.placement.ranks(), Ready, self._check_ready)
-            self.aggregator.check()
-            if self.config.run.resume:
-                self.restore_account()  # once it is known who shares in the clear
-        by_coordinate = isinstance(self.algorithm, RowAlgorithm)
-        measured = self.algorithm.pays_below, self.algorithm.measured_with
-        record.opening(self.release, self.privacy, *measured, by_coordinate)
+    def __init__(
+        self,
+        orders: build.Orders,
+        algorithm: Algorithm,
+        mechanism: Mechanism,
+        mailbox: Mailbox,
+        record: Record,
+        watch: Stopwatch,
+    ):
+        self.config, self.resume_round = orders.config, orders.resume_round
+        self.algorithm, self.mechanism = algorithm, mechanism
+        self.mailbox, self.record, self.watch = mailbox, record, watch
+        self.end = build.server_end(orders, algorithm, mechanism, lambda phase, cost: watch(cost))
+        self.tally = Tally(mailbox.endpoint, watch)
+        self.clear = chosen_clear(
+            self.config
+        )  # who shares in the clear; a method's rule adds to these when ranks are ready
+        self.dropouts: collections.Counter[str] = collections.Counter()
+        self.theta = algorithm.initial()
+        self.references: dict[str, float | None] = dict.fromkeys(algorithm.reference_scores)
+        self.scores: dict[str, float | None] = dict.fromkeys(algorithm.scores)
+
+    def handshake(self) -> None:
+        """Everybody is there with the same model and data, and it is settled who shares in the clear."""
+        position = self.restore(self.resume_round) if self.resume_round else None
+        self.releases: Releases = build.releases(self.config, self.mechanism, self.resume_round, position)
+        self.mailbox.collect(Ready, self._check_ready)
+        self.end.rules.check(self.clear)
+        self.record.opening(self.mechanism, self.algorithm.pays_below, self.algorithm.measured_with)
 
     # ---- the run ----
 
-    def run(self) -> dict:
-        if self.last_round == 0:
+    def run(self) -> dict[str, Any]:
+        if self.resume_round == 0:
             self.measure_references()
-        first = self.last_round + 1 if self.algorithm.shares else self.config.run.rounds
+        first = self.resume_round + 1 if self.algorithm.shares else self.config.run.rounds
         for round in range(first, self.config.run.rounds + 1):
             self.round(round)
         return self.finish()
 
     def round(self, round: int) -> None:
-        started, row = time.monotonic(), {"round": round}
+        started = time.monotonic()
+        row: dict[str, Any] = {"round": round}
         drawn = schedule.cohort(self.config, round)
         fillers = self.fillers(round, drawn)
         cohort = tuple(sorted(drawn + fillers))
@@ -90,194 +100,191 @@ class Server:
             row["fillers"] = len(fillers)
         if not self.algorithm.shares:
             row["skipped"] = f"{self.config.run.method} shares nothing"
-        elif schedule.enough(self.config.privacy.min_cohort, cohort, self.aggregator.clear):
-            self.under_way = checkpoint.UnderWay(round, drawn, cohort)
-            self.keep_account()
-            self.privacy.begin(round, drawn, cohort, self.aggregator.clear)
+        elif schedule.enough(self.config.privacy.min_cohort, cohort, self.clear):
+            self.releases.note(self.asked(round, drawn, cohort))
             self.send_model(Train, round, drawn, fillers)
             outcome = self.aggregate(round, cohort)
-            row |= outcome.figures
-            self.privacy.opened(round, outcome.openable, outcome.coordinates, self.aggregator.clear)
             if outcome.sum is not None:
-                self.step(outcome, drawn)
-                self.privacy.spend(round, outcome.sum.survivors, outcome.coordinates)
+                self.releases.note(Stepped(round, outcome.sum.survivors, outcome.coordinates))
+                self.step(outcome.sum, drawn)
             else:
-                self.privacy.failed()
-            self.under_way = None
-            self.keep_account()
-            self.dropouts += outcome.dropouts
-            for line in outcome.complaints:
-                self.record.terminal.warn(line)
+                self.releases.note(Failed(round))
+            row |= self.figures(outcome)
         else:
             row["skipped"] = f"cohort below min_cohort ({self.config.privacy.min_cohort})"
         if schedule.evaluation_due(self.config, round):
             row |= self.evaluate(round)
         row["seconds"] = time.monotonic() - started
-        self.record.round(row, self.privacy.statement(quick=True))
-        self.last_round = round
+        self.record.round(row, self.releases.account.statement(quick=True))
         if schedule.checkpoint_due(self.config, round):
             self.checkpoint(round)
+
+    # ---- its steps ----
 
     def fillers(self, round: int, drawn: tuple[int, ...]) -> tuple[int, ...]:
         """Only where noise hides an update: a sum of one update and nothing else is not filled up but skipped. With supports
         of the parties' own no epsilon holds anyway, and a filler has none."""
-        if not self.privacy.noisy or self.config.aggregation.support in ("own", "union"):
+        if not self.mechanism.noisy or self.mechanism.own_coordinates:
             return ()
-        return schedule.fillers(self.config, round, drawn, self.aggregator.clear)
+        return schedule.fillers(self.config, round, drawn, self.clear)
 
-    # ---- its steps ----
+    def asked(self, round: int, drawn: tuple[int, ...], cohort: tuple[int, ...]) -> Asked:
+        hidden = len(set(cohort) - self.clear)
+        return Asked(
+            round=round,
+            drawn=drawn,
+            cohort=cohort,
+            clear=tuple(party for party in cohort if party in self.clear),
+            share=self.mechanism.share(len(cohort)) / self.mechanism.encoding.sensitivity,
+            exposed=hidden > 0 and self.end.rules.opens(hidden, self.config.aggregation.colluding),
+            figures=self.config.privacy.shown == "party",
+        )
 
     def send_model(self, kind: type[Train] | type[Evaluate], round: int, parties, fillers=()) -> None:
         """theta to every rank that hosts one of `parties`, once per rank; fillers do not need it."""
         with self.watch("send model"):
             self.record.first_message()
             asked = {*parties, *fillers}
-            sizes = len(asked), len(asked - self.aggregator.clear)
-            for rank, hosted in self.placement.by_rank(parties).items():
-                self.endpoint.send(rank, kind(round, _alone(hosted), hosted, *sizes, self.theta))
-            for rank, hosted in self.placement.by_rank(fillers).items():
-                self.endpoint.send(rank, Fill(round, _alone(hosted), hosted, *sizes))
+            sizes = len(asked), len(asked - self.clear)
+            self.mailbox.to_hosts(parties, lambda hosted: kind(round, alone(hosted), hosted, *sizes, self.theta))
+            self.mailbox.to_hosts(fillers, lambda hosted: Fill(round, alone(hosted), hosted, *sizes))
 
     def aggregate(self, round: int, cohort: tuple[int, ...]) -> Outcome:
         """Carry the aggregation's messages until it has its sum, or cannot have it any more."""
-        with self.watch("wait for updates"):
-            gathering = Gathering(self, round, cohort)
-            return gathering.run()
 
-    def step(self, outcome: Outcome, drawn: tuple[int, ...]) -> None:
+        def before_opening(parties: tuple[int, ...], coordinates: int) -> None:
+            self.releases.note(Opened(round, parties, coordinates))
+
+        with self.watch("wait for updates"):
+            session = self.end.training(round, cohort, self.clear, self.algorithm.most_lost(self.theta))
+            gathering = Gathering(self.mailbox, self.watch, self.config.aggregation.phase_deadline, before_opening)
+            return gathering.run(session, round, cohort, self.clear)
+
+    def step(self, found: Sum, drawn: tuple[int, ...]) -> None:
         """theta + eta_g * sum / (qN): a fixed denominator, as the sensitivity assumes."""
         with self.watch("step"):
             settings = self.config.server
             by = {
                 "expected": schedule.expected_cohort(self.config),
-                "survivors": max(1, len(set(outcome.sum.survivors) & set(drawn))),
+                "survivors": max(1, len(set(found.survivors) & set(drawn))),
                 "none": 1,
             }[settings.denominator]
-            total = self.release.encoding.decode(outcome.sum.total)
-            self.theta = self.algorithm.step(self.theta, total, settings.server_lr / by, outcome.support)
+            total = self.mechanism.encoding.decode(found.total)
+            support = None
+            if len(total) < self.algorithm.dimension:
+                support = self.algorithm.public_support(self.theta) if found.support is None else found.support
+            self.theta = self.algorithm.step(self.theta, total, settings.server_lr / by, support)
+
+    def figures(self, outcome: Outcome) -> dict[str, float | int | str]:
+        """What the round's row says of it, and the warnings. Parties' figures in party order, and of the survivors only: whether
+        a dropped party's report came in time is chance."""
+        self.dropouts += outcome.dropouts
+        for line in outcome.complaints:
+            self.record.terminal.warn(line)
+        survivors = outcome.reports if outcome.sum is None else outcome.sum.survivors
+        rows = np.array([outcome.reports[party] for party in sorted(survivors) if party in outcome.reports])
+        said: dict[str, float | int | str] = {}
+        if len(rows):
+            # The method's columns, then the engine's two.
+            said |= self.algorithm.summarise_training(rows[:, :-2])
+            said |= {"update_norm": float(rows[:, -2].mean()), "clipped": float(rows[:, -1].mean())}
+        return said | ({"failed": outcome.failed} if outcome.sum is None else {"survivors": len(survivors)})
+
+    # ---- tests ----
 
     def evaluate(self, round: int) -> dict[str, float | None]:
         """The scores over all parties, each on its own test data; None where metrics stay home."""
-        total = ask_everyone(self, round, self.algorithm.score_columns)
-        self.scores = dict.fromkeys(self.algorithm.scores) if total is None else self.algorithm.summarise(total)
+        total = self.ask_everyone(round, self.algorithm.score_columns)
+        self.scores = dict.fromkeys(self.algorithm.scores)
+        if total is not None:
+            self.scores |= self.algorithm.summarise(total)
         return self.scores
 
     def measure_references(self) -> None:
         """Round 0: what the parties reach without any sharing, for the closing table."""
-        total = ask_everyone(self, 0, self.algorithm.reference_columns) if self.algorithm.reference_scores else None
+        total = self.ask_everyone(0, self.algorithm.reference_columns) if self.algorithm.reference_scores else None
         if total is not None:
             self.references = self.algorithm.summarise_references(total)
 
-    def keep_account(self) -> None:
-        """Fresh noise makes every round that was released count, also one that a resumed run repeats: known before, and after."""
-        if self.config.privacy.entropy == "os" and self.privacy.noisy:
-            checkpoint.save_account(self.config, self.privacy.checkpoint(), self.under_way)
+    def ask_everyone(self, round: int, columns: int) -> np.ndarray | None:
+        """The sum of every party's figures; None where metrics stay home, or could not be had. Round 0: the references."""
+        shown, everyone = self.config.privacy.shown, tuple(range(self.config.run.parties))
+        if shown == "none":
+            if self.config.run.keep_parties and round == self.config.run.rounds:
+                self.send_model(Evaluate, round, everyone)  # for the parts that they keep; nobody answers
+            return None
+        self.releases.note(Tested(round, shown))
+        self.send_model(Evaluate, round, everyone)
+        with self.watch("evaluation" if round else "references"):
+            if shown == "securesum":
+                return self.sum_of_figures(round, everyone, columns)
+            return add_reports(self.mailbox, round, everyone)
+
+    def sum_of_figures(self, round: int, everyone: tuple[int, ...], columns: int) -> np.ndarray | None:
+        """The sum through the protocol, over whoever is left at its end."""
+        session = self.end.test(round, everyone, columns)
+        gathering = Gathering(self.mailbox, self.watch, self.config.aggregation.phase_deadline)
+        outcome = gathering.run(session, round, everyone, purpose=Purpose.TEST)
+        self.dropouts += outcome.dropouts
+        for line in outcome.complaints:
+            self.record.terminal.warn(f"test figures of round {round}: {line}")
+        if outcome.sum is None:
+            return None
+        heard = len(outcome.sum.survivors)
+        if heard < len(everyone):
+            self.record.terminal.warn(f"test figures of round {round} are those of {heard} of {len(everyone)} parties")
+        return figures.encoding(columns).decode(outcome.sum.total)
+
+    # ---- between rounds, and the end ----
 
     def checkpoint(self, round: int) -> None:
         with self.watch("checkpoint"):
-            for rank in self.placement.ranks():
-                self.endpoint.send(rank, Checkpoint(round))
-            self.collect(self.placement.ranks(), Account, self._take_account)
+            self.mailbox.to_all(Checkpoint(round))
+            self.mailbox.collect(Account, self.tally.take)
+            ledger, counted = self.tally.state()
             state = {
-                "privacy": self.privacy.checkpoint(),
+                "releases": self.releases.log.position(),
                 "references": self.references,
                 "dropouts": dict(self.dropouts),
-                "costs": [[*key, seconds] for key, seconds in self.costs.items()],
-                "given": self.given + self.endpoint.bytes_given,
-                "cpu": dict(self.watch.cpu),
-                "wall": dict(self.watch.wall),
+                "tally": counted,
             }
-            arrays = {"theta": self.theta, "ledger": self.endpoint.ledger.table()}
+            arrays = {"theta": self.theta, "ledger": ledger}
             arrays |= {f"method.{name}": value for name, value in self.algorithm.server_state().items()}
             checkpoint.save_server(self.config, round, arrays, state)
 
-    def restore(self, round: int) -> None:
+    def restore(self, round: int) -> dict[str, Any]:
+        """Go on from a checkpoint; returns what the log of releases held then."""
         arrays, state = checkpoint.load_server(self.config, round)
         self.theta = arrays.pop("theta")
-        self.endpoint.ledger.merge(arrays.pop("ledger"))
+        self.tally.restore(arrays.pop("ledger"), state["tally"])
         self.algorithm.load_server_state({name.partition(".")[2]: value for name, value in arrays.items()})
-        self.given = state["given"]
         self.dropouts.update(state["dropouts"])
-        self.costs.update({(party, phase, cost): seconds for party, phase, cost, seconds in state["costs"]})
         self.references = state["references"]
-        self.privacy.restore(state["privacy"])
-        self.watch.add(state["cpu"])
-        for phase, seconds in state["wall"].items():
-            self.watch.wall[phase] += seconds
+        return state["releases"]
 
-    def restore_account(self) -> None:
-        """Under fresh noise the latest account in place of the checkpoint's, which knows less."""
-        if self.config.privacy.entropy != "os" or not self.privacy.noisy:
-            return
-        known = self.privacy.checkpoint()
-        saved, under_way = checkpoint.load_account(self.config)
-        self.privacy.restore(saved)
-        if self.privacy.older_than(known):
-            raise DataError(
-                f"{self.config.out}/checkpoint/account.json is older than the checkpoint beside it: what was released since is "
-                "unknown, so no epsilon can be stated; start a new run"
-            )
-        if under_way:
-            fewest = self.aggregator.fewest(len(set(under_way.cohort) - self.aggregator.clear))
-            self.privacy.cut_short(*under_way, fewest, self.aggregator.clear)
-        self.keep_account()
-
-    def finish(self) -> dict:
-        for rank in self.placement.ranks():
-            self.endpoint.send(rank, Stop())
-        self.collect(self.placement.ranks(), Account, self._take_account)
-        self.endpoint.flush(self.config.run.round_deadline)
-        given, counted = self.given + self.endpoint.bytes_given, self.endpoint.ledger.bytes_given()
-        if given != counted:
-            raise AssertionError(f"the ledger counts {counted} bytes, the ranks gave {given} to the transport")
+    def finish(self) -> dict[str, Any]:
+        self.mailbox.to_all(Stop())
+        self.mailbox.collect(Account, self.tally.take)
+        self.mailbox.endpoint.flush(self.config.run.round_deadline)
+        self.tally.check()
         name = keep.save_model(self.config, self.algorithm, self.theta)
+        self.releases.note(Ended(self.config.run.rounds))
         facts = {
             "task": self.algorithm.task,
-            "ranks": self.endpoint.size,
+            "ranks": self.mailbox.endpoint.size,
             "scores": self.scores | self.references,
-            "coordinates": self.release.encoding.dimension,
+            "coordinates": self.mechanism.encoding.dimension,
             "data_crc32": f"{self.algorithm.data_fingerprint:08x}",
             "model_sha256": name,
             "seconds": self.watch.as_dict(),
-            "memory_pss": sum(self.pss.values()) + proportional_set_size(),
+            "memory_pss": self.tally.memory(),
             "dropouts": {kind: self.dropouts[kind] for kind in ("planned", "real", "caught", "failed_rounds")},
         }
         if self.config.aggregation.aggregation == "hybrid":
             facts["hybrid"] = hybrid_savings(
-                self.endpoint.ledger, self.watch.cpu, len(self.aggregator.clear), self.config.run.parties
+                self.tally.ledger, self.watch.cpu, len(self.clear), self.config.run.parties
             )
-        return self.record.closing(facts, self.privacy, self.endpoint.ledger, self.costs)
-
-    # ---- waiting ----
-
-    def poll(self, deadline: float) -> tuple[int, Message] | None:
-        """The next message and where it came from; None at the deadline."""
-        arrived = self.endpoint.poll(max(0.0, deadline - time.monotonic()))
-        if arrived is not None:
-            self.check_host(*arrived)
-        return arrived
-
-    def check_host(self, source: int, message: Message) -> None:
-        hosted = self.placement.parties_of(source)
-        for party in speakers(message):
-            if not hosted[0] <= party <= hosted[-1]:  # blocks are contiguous
-                raise ProtocolError(f"spoke through rank {source}, which does not host it", party=party)
-
-    def collect(self, ranks, kind: type[Message], take) -> None:
-        """One message of `kind` from each rank."""
-        missing = set(ranks)
-        deadline = time.monotonic() + self.config.run.round_deadline
-        while missing:
-            arrived = self.poll(deadline)
-            if arrived is None:
-                raise TransportError(f"no {kind.__name__} from ranks {sorted(missing)} (round_deadline)")
-            source, message = arrived
-            if speakers(message):
-                continue  # late: the last words of a party that was dropped
-            if not isinstance(message, kind) or source not in missing:
-                raise ProtocolError(f"rank {source} sent {type(message).__name__}, expected {kind.__name__}")
-            missing.remove(source)
-            take(source, message)
+        return self.record.closing(facts, self.releases.account, self.tally.ledger, self.tally.costs)
 
     def _check_ready(self, source: int, message: Ready) -> None:
         if message.dimension != self.algorithm.dimension:
@@ -289,19 +296,7 @@ class Server:
             raise ProtocolError(
                 f"rank {source} prepared other data than rank 0; delete the prepared folder on its host"
             )
-        hosted = self.placement.parties_of(source)
+        hosted = self.mailbox.placement.parties_of(source)
         if not set(message.clear) <= set(hosted):
             raise ProtocolError(f"rank {source} chose for parties that it does not host")
-        self.aggregator.clear |= set(message.clear)
-
-    def _take_account(self, source: int, message: Account) -> None:
-        self.endpoint.ledger.merge(message.rows)
-        self.given += message.bytes_given
-        self.pss[source] = int(message.facts.get("pss", 0))
-        self.watch.add(message.facts.get("cpu", {}))
-        for party, phase, cost, seconds in message.facts.get("costs", []):
-            self.costs[party, phase, cost] += seconds
-
-
-def _alone(hosted: tuple[int, ...]) -> int:
-    return hosted[0] if len(hosted) == 1 else NOBODY
+        self.clear |= set(message.clear)

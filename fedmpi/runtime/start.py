@@ -6,7 +6,8 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
-from fedmpi.aggregation.choose import Aggregator
+from fedmpi.aggregation import dropout
+from fedmpi.aggregation.protocol import ProtocolRules, chosen_clear
 from fedmpi.algorithm import folder_of
 from fedmpi.cli import resolve
 from fedmpi.config import Config
@@ -15,15 +16,15 @@ from fedmpi.errors import ConfigError
 from fedmpi.privacy.accountant import calibrate
 from fedmpi.report.record import Record, free_folder, interrupted
 from fedmpi.report.terminal import Terminal, screen_behind_launcher
-from fedmpi.runtime import build, checkpoint, dropout
+from fedmpi.runtime import build, checkpoint
 from fedmpi.runtime.placement import Placement
 from fedmpi.secagg.pki import read_public
 
 
 class Start(NamedTuple):
-    """What a Server takes, in its order."""
+    """What `run_server` takes beside the endpoint, in its order."""
 
-    plan: build.Plan
+    orders: build.Orders
     placement: Placement
     record: Record
 
@@ -45,7 +46,9 @@ def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | N
     placement = Placement(config.run.parties, ranks)
     dropout.parse(config.aggregation.dropout, config.run.seed, config.run.parties)
     if not (config.aggregation.aggregation == "hybrid" and config.aggregation.clear_rule):
-        Aggregator(config, b"", 1).check()  # where a rule decides, the server checks once the parties have chosen
+        ProtocolRules(config).check(
+            chosen_clear(config)
+        )  # where a rule decides, the server checks once the parties have chosen
     if config.aggregation.pki is not None:
         read_public(Path(config.aggregation.pki), config.run.parties)
     unfinished = None if config.run.resume else interrupted(config.out)
@@ -75,7 +78,7 @@ def _start(config: Config, placement: Placement, record: Record, unfinished: Pat
             f"{unfinished} was interrupted after it released something under secret noise, which this run's epsilon does not "
             "count; --resume goes on with it"
         )
-    return Start(build.Plan(config, multiplier, secrets.token_hex(16), resume_round), placement, record)
+    return Start(build.Orders(config, multiplier, secrets.token_hex(16), resume_round), placement, record)
 
 
 def _check_method(config: Config) -> None:

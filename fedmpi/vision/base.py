@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from fedmpi.algorithm import PartyAlgorithm, References, Score
 from fedmpi.config import Config
 from fedmpi.data.store import Store
+from fedmpi.privacy.mechanism import BoundedVector
 from fedmpi.randomness.words import SeededWords
 from fedmpi.vision.augment import Augmentation
 from fedmpi.vision.device import keep_freed_memory, pick_device
@@ -21,6 +22,11 @@ from fedmpi.vision.models import build_extractor, initialise
 from fedmpi.vision.training import Head, PartyData, batches, test_head, train_head
 
 EVALUATION_BATCH = 256
+
+# For the references without differential privacy. Updates are still encoded as integers, which needs a range: 64 is longer than
+# all the weights of a ResNet20 as it is drawn (norm 44), and five epochs of SGD move it by about 1; an update that is longer all
+# the same ends the run instead of being shortened. --precision makes the steps within the range finer.
+NOT_PRIVATE = BoundedVector(64.0)
 
 
 class ImageMethod(PartyAlgorithm):

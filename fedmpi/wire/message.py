@@ -55,6 +55,11 @@ def speakers(message: Message) -> tuple[int, ...]:
     return getattr(message, "parties", ()) or ((message.party,) if message.party >= 0 else ())
 
 
+def alone(parties: tuple[int, ...]) -> int:
+    """The party field of a message for, or of, these: the one, or nobody in particular."""
+    return parties[0] if len(parties) == 1 else NOBODY
+
+
 def encode(message: Message) -> memoryview:
     """The message as one frame."""
     pieces = message.buffers()

@@ -111,7 +111,7 @@ def test_two_ranks_may_send_to_each_other_at_once():
 def test_a_run_gives_the_model_that_the_in_memory_transport_gives(flags, make_config, run_in_memory, tmp_path):
     from fedmpi.report.terminal import Terminal
     from fedmpi.runtime.client import run_client
-    from fedmpi.runtime.server import Server
+    from fedmpi.runtime.server import run_server
     from fedmpi.runtime.start import start_run
 
     endpoint = MpiEndpoint()
@@ -120,7 +120,7 @@ def test_a_run_gives_the_model_that_the_in_memory_transport_gives(flags, make_co
         assert run_client(endpoint) == 0
         take(endpoint, Stop)  # the server still listens to the others: nothing may be sent to it before it says so
     else:
-        over_mpi = Server(endpoint, *start_run(config, endpoint.size, library(), Terminal())).run()
+        over_mpi = run_server(endpoint, *start_run(config, endpoint.size, library(), Terminal()))
         in_memory = run_in_memory(make_config(f"--parties 8 --min-cohort 3 {flags}"), 3)
         assert over_mpi["model_sha256"] == in_memory["model_sha256"]
         assert over_mpi["bytes_up"]["logical"] == in_memory["bytes_up"]["logical"]

@@ -13,45 +13,45 @@ from fedmpi.errors import DataError
 
 
 class Raises(toy.Method):
-    def local_work(self, party, theta, round):
+    def work(self, party, theta, round):
         if party == 1:
             raise ZeroDivisionError("something inside party 1")
-        return super().local_work(party, theta, round)
+        return super().work(party, theta, round)
 
 
 class RaisesAlone(toy.Method):
     """While the others are deep in their work, where nobody looks at MPI."""
 
-    def local_work(self, party, theta, round):
+    def work(self, party, theta, round):
         if party == 1:
             time.sleep(1)
             raise ZeroDivisionError("something inside party 1")
         for _ in range(600 if party > 1 else 0):
             time.sleep(0.1)
-        return super().local_work(party, theta, round)
+        return super().work(party, theta, round)
 
 
 class AllRaise(toy.Method):
-    def local_work(self, party, theta, round):
+    def work(self, party, theta, round):
         raise ZeroDivisionError(f"something inside party {party}")
 
 
 class BadData(toy.Method):
     """What is said in one line, with exit code 2."""
 
-    def local_work(self, party, theta, round):
+    def work(self, party, theta, round):
         if party == 1:
             raise DataError("party 1's file is damaged")
-        return super().local_work(party, theta, round)
+        return super().work(party, theta, round)
 
 
 class Leaves(toy.Method):
     """A library that calls sys.exit."""
 
-    def local_work(self, party, theta, round):
+    def work(self, party, theta, round):
         if party == 1:
             sys.exit(0)
-        return super().local_work(party, theta, round)
+        return super().work(party, theta, round)
 
 
 class ServerRaises(toy.Method):
@@ -87,12 +87,12 @@ class GoneDisk(toy.Method):
 class NoFiles(toy.Method):
     """Party 1's rank has as many open files as it may have, and tries one more."""
 
-    def local_work(self, party, theta, round):
+    def work(self, party, theta, round):
         if party == 1:
             resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
         while party == 1:
             self.files = [*getattr(self, "files", ()), open(os.devnull)]
-        return super().local_work(party, theta, round)
+        return super().work(party, theta, round)
 
 
 class ServerDies(toy.Method):
@@ -103,16 +103,16 @@ class ServerDies(toy.Method):
 class Dies(toy.Method):
     """As a rank that the kernel kills for its memory: no exception, no goodbye."""
 
-    def local_work(self, party, theta, round):
+    def work(self, party, theta, round):
         if party == 1:
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().local_work(party, theta, round)
+        return super().work(party, theta, round)
 
 
 class Interrupted(toy.Method):
     """Ctrl-C, as party 1's rank hears of it."""
 
-    def local_work(self, party, theta, round):
+    def work(self, party, theta, round):
         if party == 1:
             os.kill(os.getpid(), signal.SIGINT)
-        return super().local_work(party, theta, round)
+        return super().work(party, theta, round)

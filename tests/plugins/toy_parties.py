@@ -20,8 +20,10 @@ class Steady(toy.Method):
     def support_size(self):
         return COORDINATES
 
-    def local_work(self, party, theta, round):
-        return LocalUpdate(np.eye(COORDINATES)[party % COORDINATES], None, dict.fromkeys(self.report_columns, 0.0))
+    def work(self, party, theta, round):
+        return LocalUpdate(
+            party, np.eye(COORDINATES)[party % COORDINATES], None, dict.fromkeys(self.report_columns, 0.0)
+        )
 
 
 class Chooses(Steady):
@@ -39,12 +41,12 @@ class Chooses(Steady):
 class Picks(Steady):
     """Sends coordinates that depend on the party, which a public support does not allow."""
 
-    def local_work(self, party, theta, round):
-        return LocalUpdate(np.ones(COORDINATES), np.arange(COORDINATES), dict.fromkeys(self.report_columns, 0.0))
+    def work(self, party, theta, round):
+        return LocalUpdate(party, np.ones(COORDINATES), np.arange(COORDINATES), dict.fromkeys(self.report_columns, 0.0))
 
 
 class Longer(Steady):
     """Sends more coordinates than it declared."""
 
-    def local_work(self, party, theta, round):
-        return LocalUpdate(np.ones(COORDINATES + 1), None, dict.fromkeys(self.report_columns, 0.0))
+    def work(self, party, theta, round):
+        return LocalUpdate(party, np.ones(COORDINATES + 1), None, dict.fromkeys(self.report_columns, 0.0))

@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from fedmpi.algorithm import RowAlgorithm, RowUpdates
+from fedmpi.algorithm import LocalUpdate, RowAlgorithm, RowUpdates
+from fedmpi.privacy.mechanism import ClippedVector, ExactRows
 
 
 class Rows(RowAlgorithm):
     task = "none"
-    width = 2
+    sends = ExactRows(2)
     scores, reference_scores, report_columns = ("accuracy",), (), ()
     score_columns = reference_columns = 1
     data_fingerprint = 0
@@ -35,3 +36,16 @@ class Rows(RowAlgorithm):
 
     def summarise_references(self, total):
         return {}
+
+
+class Claims(Rows):
+    """Declares what is noised, and sends exact rows."""
+
+    sends = ClippedVector()
+
+
+class Vectors(Rows):
+    """Declares rows, and sends a vector."""
+
+    def local_work(self, parties, theta, round):
+        return (LocalUpdate(party, np.ones(8)) for party in parties)

@@ -26,7 +26,7 @@ class ExtractorMethod(ImageMethod):
 
     # ---- the round ----
 
-    def local_work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
+    def work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
         data, head = self._party(party)
         received = self.net.from_numpy(theta)
         self.net.statistics.copy_(self._statistics[party])
@@ -34,7 +34,7 @@ class ExtractorMethod(ImageMethod):
         head_loss = self._tune_head(head, data, received, rng)
         values, support, figures = self.train_extractor(data, head, received, rng)
         self._statistics[party] = self.net.statistics.clone()
-        return LocalUpdate(values, support, {"head_loss": head_loss, **figures})
+        return LocalUpdate(party, values, support, {"head_loss": head_loss, **figures})
 
     def make_ready(self, party: int, theta: np.ndarray, round: int) -> Head:
         return self.make_ready_at_home(party, theta, round)

@@ -11,8 +11,8 @@ from fedmpi.vision.methods._whole import WholeMethod
 
 
 class Method(WholeMethod):
-    def local_work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
+    def work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
         received = self.net.from_numpy(theta)
         self.net.load(received)
         loss = self.train(self._shard(party), self._rng("train", party, round), self.descend)
-        return LocalUpdate(self.net.to_numpy(self.net.weights - received), None, {"loss": loss})
+        return LocalUpdate(party, self.net.to_numpy(self.net.weights - received), None, {"loss": loss})

@@ -4,9 +4,10 @@ Shared: the whole network, extractor and head, dense. Local: nothing. Noised: no
 that of DP-FedAvg-fb without noise and with a clipping bound that is never reached, bit for bit; only the test differs.
 """
 
+from fedmpi.vision.base import NOT_PRIVATE
 from fedmpi.vision.methods import dp_fedavg_fb
-from fedmpi.vision.methods._unnoised import Unnoised
 
 
-class Method(Unnoised, dp_fedavg_fb.Method):
+class Method(dp_fedavg_fb.Method):
+    sends = NOT_PRIVATE
     fine_tunes = False

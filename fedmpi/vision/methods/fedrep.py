@@ -4,9 +4,9 @@ Shared: the whole extractor, dense. Local: head and running statistics. Noised: 
 CENTAUR without noise and with a clipping bound that is never reached, bit for bit.
 """
 
+from fedmpi.vision.base import NOT_PRIVATE
 from fedmpi.vision.methods import centaur
-from fedmpi.vision.methods._unnoised import Unnoised
 
 
-class Method(Unnoised, centaur.Method):
-    pass
+class Method(centaur.Method):
+    sends = NOT_PRIVATE

@@ -24,7 +24,7 @@ class Method(PersonalMethod):
     def weights_of(self, party: int, theta: torch.Tensor) -> torch.Tensor:
         return self.personal(party)
 
-    def local_work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
+    def work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
         mean, own, mu = self.net.from_numpy(theta), self.personal(party), self.training.mu
         self.net.load(own)
 
@@ -35,4 +35,4 @@ class Method(PersonalMethod):
         own.copy_(self.net.weights)
         distance = own - mean
         penalty = mu / 2 * float(distance.norm()) ** 2
-        return LocalUpdate(self.net.to_numpy(distance), None, {"loss": loss, "penalty": penalty})
+        return LocalUpdate(party, self.net.to_numpy(distance), None, {"loss": loss, "penalty": penalty})

@@ -22,7 +22,7 @@ class Method(PersonalMethod):
     def weights_of(self, party: int, theta: torch.Tensor) -> torch.Tensor:
         return theta + self.personal(party)
 
-    def local_work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
+    def work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
         received, offset = self.net.from_numpy(theta), self.personal(party)
         shared = received.clone()
         self.net.load(shared + offset)
@@ -34,4 +34,4 @@ class Method(PersonalMethod):
             torch.add(shared, offset, out=self.net.weights)
 
         loss = self.train(self._shard(party), self._rng("train", party, round), move)
-        return LocalUpdate(self.net.to_numpy(shared - received), None, {"loss": loss})
+        return LocalUpdate(party, self.net.to_numpy(shared - received), None, {"loss": loss})

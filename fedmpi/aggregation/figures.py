@@ -1,17 +1,12 @@
 """Test figures as sums: `metrics: securesum` adds them up through the protocol, so that no party's own reach the server.
 
-Such a sum is a round of the protocol beside the training rounds, with keys of its own: its number is the round's plus
-EVALUATION. Everybody takes part, also who shares updates in the clear, and no dropout is planned for it.
+Such a sum is a session of its own beside the training rounds, with keys of its own. Everybody takes part, also who shares
+updates in the clear, and no dropout is planned for it.
 """
-
-import dataclasses
 
 import numpy as np
 
-from fedmpi.aggregation.choose import Aggregator
 from fedmpi.privacy.encoding import Encoding
-
-EVALUATION = 1 << 30
 
 # Fixed point with 20 bits behind the point: figures are counts, shares and summed errors, at most 2^43 over all parties.
 FRACTION = 20
@@ -24,8 +19,3 @@ def encoding(columns: int) -> Encoding:
 def encode(row: np.ndarray) -> np.ndarray:
     """One party's figures in Z_{2^64}."""
     return encoding(len(row)).wrap(np.rint(np.asarray(row, np.float64) * (1 << FRACTION)))
-
-
-def for_everyone(aggregator: Aggregator) -> Aggregator:
-    """The same protocol with nobody in the clear."""
-    return dataclasses.replace(aggregator, clear=set(), hide_all=True)

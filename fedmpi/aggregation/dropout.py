@@ -1,0 +1,135 @@
+"""The dropout plan: who vanishes before which phase of which round, the same on every rank and in every repetition.
+
+    --dropout 0.1                          each party vanishes before MaskedInput with probability 0.1, in every round
+    --dropout mask=0.1,unmask=0.05         a rate per phase
+    --dropout 3:7:share,4:0:unmask         events: round 3, party 7, before ShareKeys; ...
+
+Phases: advertise, share, mask, check (active adversary only), unmask. A party that vanishes is back in the next round.
+Under plain aggregation a party that vanishes before its input is missing, and one that vanishes later is not: its update
+has left. The same plan therefore leaves the same survivors under both. Sums of test figures are not in the plan.
+
+Two wrappers carry it out, around whatever sessions there are: a party's withholds the message that never comes, and the
+server's does not wait for it.
+"""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from fedmpi.aggregation.base import Answers, Forwarding, PartySession, ServerSession
+from fedmpi.errors import ConfigError
+from fedmpi.randomness.words import SeededWords, uniform
+from fedmpi.wire.message import Message
+from fedmpi.wire.phases import Phase
+
+PHASES = {
+    "advertise": Phase.ADVERTISE_KEYS,
+    "share": Phase.SHARE_KEYS,
+    "mask": Phase.MASKED_INPUT,
+    "check": Phase.CONSISTENCY_CHECK,
+    "unmask": Phase.UNMASK,
+}
+BEFORE_INPUT = (Phase.ADVERTISE_KEYS, Phase.SHARE_KEYS, Phase.MASKED_INPUT)
+
+
+@dataclass(frozen=True)
+class DropoutPlan:
+    seed: int = 0
+    rates: dict[Phase, float] = field(default_factory=dict)
+    events: dict[tuple[int, int], Phase] = field(default_factory=dict)  # (round, party) -> phase
+
+    def phase(self, round: int, party: int) -> Phase | None:
+        """The phase before which the party vanishes in this round, or None."""
+        if (round, party) in self.events:
+            return self.events[round, party]
+        if not self.rates:
+            return None
+        draws = uniform(SeededWords(self.seed, "dropout", party, round).words(len(PHASES)))
+        for name, draw in zip(PHASES.values(), draws, strict=True):
+            if draw < self.rates.get(name, 0.0):
+                return name
+        return None
+
+    def misses(self, round: int, party: int, phase: str) -> bool:
+        """Whether the party's message of this phase never comes. `update` is the one message of plain aggregation; what comes
+        before the protocol, as the support does, is missed with its first."""
+        planned = self.phase(round, party)
+        if phase == Phase.UPDATE:
+            return planned in BEFORE_INPUT
+        return planned == (Phase.ADVERTISE_KEYS if phase == Phase.SUPPORT else phase)
+
+
+def parse(text: str, seed: int, parties: int) -> DropoutPlan:
+    rates: dict[Phase, float] = {}
+    events: dict[tuple[int, int], Phase] = {}
+    for part in filter(None, (word.strip() for word in text.split(","))):
+        try:
+            if ":" in part:
+                round, party, phase = part.split(":")
+                if not 0 <= int(party) < parties or int(round) < 1:
+                    raise ConfigError(
+                        f"dropout = {part}: the round starts at 1, the party is between 0 and {parties - 1}"
+                    )
+                events[int(round), int(party)] = PHASES[phase]
+            else:
+                phase, _, rate = part.rpartition("=")
+                if not 0 <= float(rate) < 1:
+                    raise ConfigError(f"dropout = {part}: a rate must be at least 0 and below 1")
+                rates[PHASES[phase or "mask"]] = float(rate)
+        except (ValueError, KeyError):
+            raise ConfigError(
+                f"dropout = {part}: must be RATE, PHASE=RATE or ROUND:PARTY:PHASE, with phases {', '.join(PHASES)}"
+            ) from None
+    return DropoutPlan(seed, rates, events)
+
+
+class VanishingParty(PartySession):
+    """A party whose message of the planned phase, and what would follow it, is never sent."""
+
+    def __init__(self, inner: PartySession, plan: DropoutPlan, round: int, party: int):
+        self._inner, self._plan, self._round, self._party = inner, plan, round, party
+
+    def start(self) -> Iterable[Message]:
+        return self._left(self._inner.start())
+
+    def receive(self, message: Message) -> Iterable[Message]:
+        return self._left(self._inner.receive(message))
+
+    def _left(self, messages: Iterable[Message]) -> Iterable[Message]:
+        return [message for message in messages if not self._plan.misses(self._round, self._party, message.PHASE)]
+
+
+class ForewarnedServer(Forwarding):
+    """A server that knows the plan: whoever vanishes before a phase is not waited for in it."""
+
+    def __init__(self, inner: ServerSession, plan: DropoutPlan, round: int, clear: Collection[int]):
+        super().__init__(inner)
+        self._plan, self._round, self._clear = plan, round, clear
+        self._phase: str | None = None
+        self._planned = 0
+
+    def start(self) -> Answers:
+        return self._onwards(super().start())
+
+    def receive(self, message: Message) -> Answers:
+        return self._onwards(super().receive(message))
+
+    def drop(self, party: int) -> Answers:
+        return self._onwards(super().drop(party))
+
+    def expire(self) -> Answers:
+        return self._onwards(super().expire())
+
+    def _onwards(self, answers: Answers) -> Answers:
+        """Let go of the planned, in this phase and in those that end with it."""
+        while not self.done and self.phase_name != self._phase:
+            self._phase = self.phase_name
+            for party in self.waiting():
+                in_clear = party in self._clear and self._phase != Phase.SUPPORT
+                if self._plan.misses(self._round, party, Phase.UPDATE if in_clear else self._phase):
+                    self._planned += 1
+                    answers = answers + self._inner.drop(party)
+        return answers
+
+    @property
+    def planned(self) -> int:
+        return self._planned

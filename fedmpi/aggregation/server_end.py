@@ -1,0 +1,87 @@
+"""Rank 0's end of every session: a round's aggregation, or a sum of test figures."""
+
+import os
+from collections.abc import Collection
+
+from fedmpi.aggregation import dropout, figures
+from fedmpi.aggregation.base import ServerSession
+from fedmpi.aggregation.plain import PlainServer
+from fedmpi.aggregation.protocol import ProtocolRules, Session
+from fedmpi.aggregation.rows import RowServer
+from fedmpi.aggregation.secure import HybridServer, SecureServer
+from fedmpi.aggregation.union import UnionServer
+from fedmpi.config import Config
+from fedmpi.crypto.prg import KeyStream
+from fedmpi.privacy.encoding import Encoding
+from fedmpi.privacy.mechanism import Mechanism
+from fedmpi.secagg import graph
+from fedmpi.secagg.rules import Meter, no_meter
+from fedmpi.secagg.server import SecAggServer
+from fedmpi.wire.phases import Purpose
+
+PLAIN = {"vector": PlainServer, "rows": RowServer}  # by the mechanism's form
+
+
+class ServerEnd:
+    """Makes rank 0's end of every session."""
+
+    def __init__(
+        self,
+        config: Config,
+        session: bytes,
+        dimension: int,
+        mechanism: Mechanism,
+        identities: dict[int, bytes] | None = None,
+        meter: Meter = no_meter,
+    ):
+        """`dimension` of the shared vector."""
+        self.rules = ProtocolRules(config, session)
+        self._config, self._dimension, self._mechanism = config, dimension, mechanism
+        self._plan = dropout.parse(config.aggregation.dropout, config.run.seed, config.run.parties)
+        self._identities, self._meter = identities, meter
+
+    def training(
+        self, round: int, cohort: tuple[int, ...], clear: Collection[int], most_lost: int | None
+    ) -> ServerSession:
+        session, encoding = Session(round, most_lost=most_lost), self._mechanism.encoding
+        if self._config.aggregation.support == "union":
+
+            def follow(coordinates: int) -> ServerSession:
+                return self._sum(session, cohort, clear, self._mechanism.over(coordinates).encoding)
+
+            inner: ServerSession = UnionServer(round, cohort, self._dimension, follow)
+        else:
+            inner = self._sum(session, cohort, clear, encoding)
+        return dropout.ForewarnedServer(inner, self._plan, round, clear)
+
+    def test(self, round: int, everyone: tuple[int, ...], columns: int) -> ServerSession:
+        """The sum of everybody's test figures, hidden whatever they do with their updates."""
+        return self._sum(Session(round, Purpose.TEST), everyone, (), figures.encoding(columns))
+
+    def _sum(
+        self, session: Session, cohort: tuple[int, ...], clear: Collection[int], encoding: Encoding
+    ) -> ServerSession:
+        in_clear = tuple(party for party in cohort if party in clear)
+        hidden = tuple(party for party in cohort if party not in clear)
+        if not hidden:
+            return self._plain(session, in_clear, encoding)
+        rules = self.rules.of(session, len(hidden), encoding)
+        if rules.complete:
+            drawn = graph.complete(hidden, rules.threshold)
+        else:
+            # The graph is the server's to draw; it cancels in the sum.
+            drawn = graph.regular(hidden, rules.degree, rules.threshold, KeyStream.from_os(b"graph"))
+        neighbours = {party: drawn.neighbours(party) for party in hidden}
+        threads = len(os.sched_getaffinity(0))
+        machine = SecAggServer(rules, neighbours, identities=self._identities, threads=threads, meter=self._meter)
+        secure = SecureServer(machine, encoding)
+        if not in_clear:
+            return secure
+        return HybridServer(self._plain(session, in_clear, encoding), secure, frozenset(in_clear))
+
+    def _plain(self, session: Session, cohort: tuple[int, ...], encoding: Encoding) -> PlainServer:
+        own = self._config.aggregation.support == "own" and encoding.dimension < self._dimension
+        dimension = self._dimension if own else encoding.dimension
+        return PLAIN[self._mechanism.form](
+            session.round, cohort, encoding, dimension, own, session.most_lost, self._mechanism.width
+        )

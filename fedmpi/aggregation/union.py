@@ -1,0 +1,132 @@
+"""Support `union`: before a round's aggregation the parties agree on its coordinates.
+
+Each names those that its data ask for, and has the union of all back; then everybody takes part over the union, with zeros where
+it had nothing to say. Both classes wrap the aggregation that follows, whichever it is.
+"""
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from fedmpi.aggregation.base import Answers, Forwarding, PartySession, ServerSession, Sum
+from fedmpi.errors import ProtocolError, WireError
+from fedmpi.wire.message import Message
+from fedmpi.wire.messages import SupportProposal, SupportUnion
+from fedmpi.wire.phases import Phase
+from fedmpi.wire.support import decode_support, encode_support
+
+
+class Proposals(ServerSession):
+    """The first half: everybody's coordinates."""
+
+    phase_name = Phase.SUPPORT
+    coordinates = 0
+
+    def __init__(self, cohort: tuple[int, ...], dimension: int):
+        self._missing, self._dimension = set(cohort), dimension
+        self.heard: dict[int, np.ndarray] = {}
+
+    def receive(self, message: Message) -> Answers:
+        def wrong(what: str) -> ProtocolError:
+            return ProtocolError(what, party=message.party, phase=Phase.SUPPORT)
+
+        if not isinstance(message, SupportProposal):
+            raise wrong(f"sent {type(message).__name__}, expected SupportProposal")
+        if message.party not in self._missing:
+            raise wrong("proposed a second support, or is not in this round's cohort")
+        try:
+            self.heard[message.party] = decode_support(message.support, self._dimension)
+        except WireError as error:
+            raise wrong(str(error)) from None
+        return self.drop(message.party)
+
+    def drop(self, party: int) -> Answers:
+        self._missing.discard(party)
+        return []
+
+    def expire(self) -> Answers:
+        self._missing.clear()
+        return []
+
+    def waiting(self) -> tuple[int, ...]:
+        return tuple(sorted(self._missing))
+
+    @property
+    def done(self) -> bool:
+        return not self._missing
+
+    def result(self) -> Sum:
+        raise ProtocolError("the support is not a sum", phase=Phase.SUPPORT)
+
+
+class UnionServer(Forwarding):
+    def __init__(self, round: int, cohort: tuple[int, ...], dimension: int, follow: Callable[[int], ServerSession]):
+        """`follow(coordinates)` makes the aggregation over so many."""
+        self._proposals = Proposals(cohort, dimension)
+        super().__init__(self._proposals)
+        self._round, self._cohort, self._dimension, self._follow = round, cohort, dimension, follow
+        self._union = np.zeros(0, np.int64)
+
+    def receive(self, message: Message) -> Answers:
+        return self._onwards(super().receive(message))
+
+    def drop(self, party: int) -> Answers:
+        return self._onwards(super().drop(party))
+
+    def expire(self) -> Answers:
+        return self._onwards(super().expire())
+
+    def _onwards(self, answers: Answers) -> Answers:
+        """Once everybody has spoken or is gone: the union to those who spoke, and the aggregation without the others."""
+        if self._inner is not self._proposals or not self._proposals.done:
+            return answers
+        heard = self._proposals.heard
+        self._union = np.unique(np.concatenate([*heard.values(), np.array([0])]))  # never empty
+        coded = encode_support(self._union, self._dimension)
+        self._inner = self._follow(len(self._union))
+        answers = answers + [(party, SupportUnion(self._round, party, coded)) for party in sorted(heard)]
+        answers += self._inner.start()
+        for party in self._cohort:
+            if party not in heard:
+                answers += self._inner.drop(party)
+        return answers
+
+    def result(self) -> Sum:
+        found = super().result()
+        return Sum(found.total, found.survivors, self._union)
+
+
+class UnionParty(PartySession):
+    def __init__(
+        self,
+        round: int,
+        party: int,
+        dimension: int,
+        values: np.ndarray,
+        support: np.ndarray | None,
+        follow: Callable[[np.ndarray], PartySession],
+    ):
+        """`follow(values)` makes the aggregation of an update over the union's coordinates."""
+        self._round, self._party, self._dimension = round, party, dimension
+        self._values, self._follow = values, follow
+        self._support = np.arange(dimension) if support is None else support
+        self._inner: PartySession | None = None
+
+    def start(self) -> Iterable[Message]:
+        return [SupportProposal(self._round, self._party, encode_support(self._support, self._dimension))]
+
+    def receive(self, message: Message) -> Iterable[Message]:
+        if self._inner is not None:
+            return self._inner.receive(message)
+        if not isinstance(message, SupportUnion):
+            raise ProtocolError(f"rank 0 sent {type(message).__name__} before the support", party=self._party)
+        union = decode_support(message.support, self._dimension)
+        at = np.searchsorted(union, self._support)
+        if not np.array_equal(union[np.minimum(at, len(union) - 1)], self._support):
+            raise ProtocolError(
+                "rank 0 sent a union without this party's own coordinates", party=self._party, phase=Phase.SUPPORT
+            )
+        values = np.zeros(len(union))
+        values[at] = self._values
+        self._inner = self._follow(values)
+        return self._inner.start()

@@ -1,0 +1,165 @@
+"""The account: what the releases of a run add up to, towards whoever sees the models, towards rank 0, and towards a party.
+
+A fold over the log of releases and nothing else: the same lines give the same figures, whether they are counted one by one
+while the run goes on, all at once when it is resumed, or later by somebody who has only the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+
+from fedmpi.errors import DataError
+from fedmpi.privacy.accountant import Accountant, CohortView
+from fedmpi.privacy.releases import Asked, Ended, Event, Failed, Opened, ReleaseLog, Started, Stepped, Terms, Tested
+from fedmpi.privacy.statement import Spent, Statement, state
+
+# The factor on the sensitivity. Towards rank 0 an update in the clear is compared with any other one: 2C. A sum has it, or zero.
+IN_CLEAR, IN_SUM = 2.0, 1.0
+
+
+def fold(events: Iterable[Event]) -> Account:
+    """The account of a log; DataError if it is empty. A round that was asked for and has no end counts as cut short."""
+    kept: list[Event] = []
+    for event in events:
+        if isinstance(event, Started) and event.terms.entropy == "seeded":
+            # What a seeded run repeats is the same to the last bit, and told nobody anything new.
+            kept = [old for old in kept if isinstance(old, Started) or old.round <= event.after]
+        kept.append(event)
+    if not kept or not isinstance(kept[0], Started):
+        raise DataError("the log of releases is empty: nothing was released, and nothing can be stated")
+    account = Account(kept[0].terms)
+    for event in kept:
+        account.take(event)
+    return account
+
+
+class Releases:
+    """A log that is being written, and its account. `note` an event before the act that it stands for."""
+
+    def __init__(self, log: ReleaseLog):
+        self.log = log
+        self.account = fold(log.events)
+
+    def note(self, event: Event) -> None:
+        self.log.append(event)
+        self.account.take(event)
+
+
+class Account:
+    def __init__(self, terms: Terms):
+        self.terms = terms
+        self.outside = Accountant(terms.accountant)
+        # The same as if everybody had been drawn, which is what holds once a round has lost somebody: who is missing shows in
+        # how much noise is left, and in whether there is a sum at all, and with it who was drawn.
+        self.unsampled = Accountant(terms.accountant)
+        self.lost = False
+        self.nominal = Accountant(terms.accountant)
+        self.server = CohortView(terms.parties, terms.accountant)
+        self.party = CohortView(terms.parties, terms.accountant)  # what another party learns of each
+        self.figures = "none"  # the least protected that left a party
+        self.ended = False
+        self._asked: Asked | None = None  # the round under way
+
+    def take(self, event: Event) -> None:
+        """Count one more event, in the order of the log."""
+        if isinstance(event, Started):
+            self.settle()
+        elif isinstance(event, Asked):
+            self._begin(event)
+        elif isinstance(event, Opened):
+            self._open(self._of(event), event)
+        elif isinstance(event, Stepped):
+            self._step(self._of(event), event)
+            self._asked = None
+        elif isinstance(event, Failed):
+            self._of(event)
+            self.lost, self._asked = True, None  # that there was no sum says something of who was drawn
+        elif isinstance(event, Tested):
+            self._show(event.figures)
+        elif isinstance(event, Ended):
+            self.ended = True
+
+    def settle(self) -> None:
+        """A round that an interruption ended: nobody outside saw its sum, and what rank 0 may have seen of it is counted: updates
+        in the clear since they were asked for, a sum since it was to be opened."""
+        if self._asked is not None:
+            self.lost, self._asked = True, None
+
+    def _of(self, event: Opened | Stepped | Failed) -> Asked:
+        if self._asked is None or self._asked.round != event.round:
+            raise DataError(f"the log of releases speaks of round {event.round}, for which nobody was asked")
+        return self._asked
+
+    def _show(self, figures: str) -> None:
+        self.figures = max(self.figures, figures, key=("none", "securesum", "party").index)
+
+    def _begin(self, asked: Asked) -> None:
+        self.settle()
+        self._asked = asked
+        if asked.figures:
+            self._show("party")
+        self._join(self.server, asked, asked.cohort if asked.exposed else asked.clear, asked.share, IN_CLEAR)
+
+    def _open(self, asked: Asked, event: Opened) -> None:
+        """The colluders' noise is no noise to rank 0."""
+        if not asked.exposed and self.terms.mechanism.noisy:
+            noises = len(event.parties) - self.terms.colluding
+            self._join(self.server, asked, event.parties, self._of_sum(asked, noises, event.coordinates), IN_SUM)
+
+    def _step(self, asked: Asked, event: Stepped) -> None:
+        if not self.terms.mechanism.noisy:
+            return
+        number = len(event.survivors)
+        self.lost |= number < len(asked.cohort)
+        multiplier = self._of_sum(asked, number, event.coordinates)
+        self.outside.spend(multiplier, self.terms.sampling)
+        self.unsampled.spend(multiplier, 1.0)
+        self.nominal.spend(self.terms.mechanism.multiplier, self.terms.sampling)
+        # Whoever looks knows its own share. A sum of one party's update has no share of another in it.
+        others = self._of_sum(asked, max(1, number - 1), event.coordinates)
+        self._join(self.party, asked, event.survivors, others, IN_SUM)
+
+    def _of_sum(self, asked: Asked, noises: int, coordinates: int) -> float:
+        return self.terms.mechanism.of_sum(asked.share, noises, coordinates)
+
+    def _join(
+        self, view: CohortView, asked: Asked, parties: Collection[int], multiplier: float, adjacency: float
+    ) -> None:
+        """Only who was drawn: a sum with a filler's noise tells nothing of the filler."""
+        drawn = set(asked.drawn)
+        members = [party for party in parties if party in drawn]
+        if members and self.terms.mechanism.noisy:
+            view.join(np.array(members), multiplier, adjacency)
+
+    # ---- what it says ----
+
+    def statement(self, *, quick: bool = False) -> Statement:
+        delta = self.terms.delta
+        spent = Spent(
+            outside=(self.unsampled if self.lost else self.outside).epsilon(delta, quick=quick),
+            server=self.server.epsilon(delta),
+            party=self.party.epsilon(delta),
+            nominal=self.nominal.epsilon(delta, quick=quick),
+            lost=self.lost,
+            figures=self.figures,
+        )
+        return state(self.terms, spent)
+
+    def as_dict(self) -> dict[str, Any]:
+        """privacy.json: the statement, the mechanism, and how the figures came about."""
+        terms = self.terms
+        worst, joined = self.server.worst()
+        about = {
+            "sampling": terms.sampling,
+            "noise_to_signal": terms.mechanism.noise_to_signal(terms.sampling, terms.parties, terms.rounds),
+        }
+        return {
+            **self.statement().as_dict(),
+            "mechanism": terms.mechanism.as_dict() | about,
+            "accountant": terms.accountant,
+            "rounds_accounted": self.outside.rounds,
+            "worst_party": {"party": worst, "rounds_joined": joined},
+        }

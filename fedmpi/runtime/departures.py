@@ -1,0 +1,172 @@
+"""From a party's local work to the sessions that carry it out of the rank: the mechanism first, then the aggregation.
+
+Nothing that a party computed leaves it another way, but for the figures of its work, where those may leave.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+from fedmpi.aggregation.base import PartySession
+from fedmpi.aggregation.party_end import PartyEnd
+from fedmpi.aggregation.protocol import Session
+from fedmpi.aggregation.rows import RowsParty
+from fedmpi.aggregation.union import UnionParty
+from fedmpi.algorithm import Algorithm, LocalUpdate, RowUpdates
+from fedmpi.config import Config
+from fedmpi.errors import ProtocolError
+from fedmpi.privacy.mechanism import Cut, Mechanism, Vector
+from fedmpi.privacy.noise import l2_norm
+from fedmpi.randomness.sources import source
+from fedmpi.randomness.words import WordSource
+from fedmpi.secagg.rules import Meter
+from fedmpi.wire.messages import Fill, Train
+from fedmpi.wire.phases import Cost, Phase
+
+Work = TypeVar("Work", LocalUpdate, RowUpdates)  # a vector mechanism takes the one, a row mechanism the other
+Watch = Callable[[str], AbstractContextManager[None]]
+Leaving = Iterator[tuple[tuple[int, ...], PartySession]]  # (parties, the session that they speak through)
+
+
+class Departures(ABC, Generic[Work]):
+    takes: type[Work]
+
+    def __init__(
+        self,
+        config: Config,
+        algorithm: Algorithm,
+        mechanism: Mechanism,
+        end: PartyEnd,
+        watch: Watch,
+        meter_of: Callable[[int], Meter],
+    ):
+        self._config, self._algorithm, self._mechanism, self._end = config, algorithm, mechanism, end
+        self._watch, self._meter_of = watch, meter_of
+
+    def of(self, work: Work, model: Train) -> tuple[np.ndarray, Leaving]:
+        """(what the parties say of their work, a row each: the method's columns, the norm of the update, whether or how much of
+        it is cut; their sessions)"""
+        if not isinstance(work, self.takes):
+            declared, given = type(self._algorithm.sends).__name__, type(work).__name__
+            raise ProtocolError(f"the method declared that it sends {declared}, and gave {given}", phase="local work")
+        return self._of(work, model)
+
+    @abstractmethod
+    def _of(self, work: Work, model: Train) -> tuple[np.ndarray, Leaving]: ...
+
+    def fill(self, asked: Fill) -> Leaving:
+        """Parties that take part with an update of zeros, and so with noise alone."""
+        raise ProtocolError("rank 0 asked for noise alone, but this method adds none", phase=Phase.MODEL)
+
+
+class VectorDepartures(Departures[LocalUpdate]):
+    """Each party an update of its own: clipped, rounded, noised, and then in the clear or through the protocol."""
+
+    takes = LocalUpdate
+    _mechanism: Vector
+
+    def _of(self, work: LocalUpdate, model: Train) -> tuple[np.ndarray, Leaving]:
+        self._check(work)
+        norm = l2_norm(work.values)
+        said = [work.figures[name] for name in self._algorithm.report_columns]
+        figures = np.array([[*said, norm, norm > self._mechanism.encoding.clip]], np.float64)
+        return figures, self._sessions(work, model)
+
+    def _sessions(self, work: LocalUpdate, model: Train) -> Leaving:
+        session = Session(model.round, most_lost=self._algorithm.most_lost(model.theta))
+        follow = partial(self._encoded, session, model, work.party)
+        if self._config.aggregation.support == "union":
+            dimension = self._algorithm.dimension
+            inner: PartySession = UnionParty(model.round, work.party, dimension, work.values, work.support, follow)
+        else:
+            inner = follow(work.values, work.support)
+        yield work.parties, self._end.vanishing(inner, model.round, work.party)
+
+    def fill(self, asked: Fill) -> Leaving:
+        zeros = np.zeros(self._algorithm.support_size())
+        for party in asked.parties:
+            inner = self._encoded(Session(asked.round), asked, party, zeros)
+            yield (party,), self._end.vanishing(inner, asked.round, party)
+
+    def _encoded(
+        self, session: Session, asked: Train | Fill, party: int, values: np.ndarray, support: np.ndarray | None = None
+    ) -> PartySession:
+        """The update after the mechanism, over the coordinates that it has."""
+        privacy, seed = self._config.privacy, self._config.run.seed
+
+        def draw(purpose: str) -> WordSource:
+            return source(privacy.entropy, seed, purpose, party, asked.round)
+
+        meter, mechanism = self._meter_of(party), self._mechanism.over(len(values))
+        with meter(Phase.UPDATE, Cost.ENCODE):
+            encoded = mechanism.encode(values, asked.cohort, draw, party)
+            return self._end.update(session, party, asked.hidden, mechanism.encoding, encoded, support, meter)
+
+    def _check(self, work: LocalUpdate) -> None:
+        """The noise is for what the method declared: coordinates that depend on data leave only where that was said."""
+        own, size, shape = self._mechanism.own_coordinates, self._algorithm.support_size(), np.shape(work.values)
+        what = ""
+        if work.support is not None and not own:
+            support = self._config.aggregation.support
+            what = f"the method chose coordinates of its own, which support {support} does not allow"
+        elif not own and shape != (size,):
+            what = f"the method gave an update of shape {shape}, expected {size} coordinates"
+        if what:
+            raise ProtocolError(what, party=work.party, phase="local work")
+
+
+class RowDepartures(Departures[RowUpdates]):
+    """All the rank's parties at once; each goes the way that it chose, with the rows that it touched."""
+
+    takes = RowUpdates
+    _mechanism: Cut
+
+    def _of(self, work: RowUpdates, model: Train) -> tuple[np.ndarray, Leaving]:
+        with self._watch(Cost.ENCODE):
+            steps, cut = self._mechanism.encode_rows(work.values)
+            squares = np.einsum("nw,nw->n", work.values, work.values)
+            norms = np.sqrt(np.maximum(0.0, _per_party(work, squares.astype(np.float64))))
+            sizes = np.maximum(1, work.counts * work.values.shape[1])
+            figures = np.column_stack((work.figures, norms, _per_party(work, cut) / sizes))
+        return figures, self._sessions(work, steps, model)
+
+    def _sessions(self, work: RowUpdates, steps: np.ndarray, model: Train) -> Leaving:
+        encoding = self._mechanism.encoding
+        session = Session(model.round, most_lost=self._algorithm.most_lost(model.theta))
+        clear = np.array([party in self._end.clear for party in work.parties], bool)
+        late = np.array([self._end.misses(model.round, party) for party in work.parties], bool)
+        yield work.parties, RowsParty(model.round, work.parties, work.counts, work.rows, steps, clear & ~late, encoding)
+        for index in np.flatnonzero(~clear).tolist():
+            party = work.parties[index]
+            meter = self._meter_of(party)
+            with meter(Phase.UPDATE, Cost.ENCODE):
+                values = encoding.wrap(_dense(work, steps, index, encoding.dimension))
+                inner = self._end.update(session, party, model.hidden, encoding, values, meter=meter)
+            yield (party,), self._end.vanishing(inner, model.round, party)
+
+
+def _per_party(work: RowUpdates, per_row: np.ndarray) -> np.ndarray:
+    """The sum of a figure of each row over each party's rows."""
+    ends = np.concatenate(([0], np.cumsum(work.counts)))
+    added = np.concatenate((np.zeros(1, per_row.dtype), np.cumsum(per_row)))
+    return added[ends[1:]] - added[ends[:-1]]
+
+
+def _dense(work: RowUpdates, steps: np.ndarray, index: int, dimension: int) -> np.ndarray:
+    """A party's rows in an otherwise empty vector over all coordinates."""
+    width = steps.shape[1]
+    first = int(work.counts[:index].sum())
+    at = slice(first, first + int(work.counts[index]))
+    dense = np.zeros((dimension // width, width), np.int64)
+    dense[work.rows[at]] = steps[at]
+    return dense.reshape(-1)
+
+
+DEPARTURES: dict[str, type[Departures[Any]]] = {
+    "vector": VectorDepartures,
+    "rows": RowDepartures,
+}  # by the mechanism's form

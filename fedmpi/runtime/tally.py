@@ -1,0 +1,59 @@
+"""What the ranks counted and measured of themselves, added up on rank 0: bytes, CPU seconds, memory."""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from fedmpi.runtime.memory import proportional_set_size
+from fedmpi.runtime.stopwatch import Stopwatch
+from fedmpi.transport.endpoint import Endpoint
+from fedmpi.wire.messages import Account
+
+
+class Tally:
+    def __init__(self, endpoint: Endpoint, watch: Stopwatch):
+        self._endpoint, self._watch = endpoint, watch
+        self._given = 0  # bytes that the other ranks gave to the transport
+        self._memory: dict[int, int] = {}  # by rank
+        self.costs: dict[tuple[int, str, str], float] = defaultdict(float)  # (party, phase, cost) -> CPU seconds
+
+    @property
+    def ledger(self):
+        return self._endpoint.ledger
+
+    def take(self, source: int, message: Account) -> None:
+        """A rank's account since its last one."""
+        self.ledger.merge(message.rows)
+        self._given += message.bytes_given
+        self._memory[source] = int(message.facts.get("pss", 0))
+        self._watch.add(message.facts.get("cpu", {}))
+        for party, phase, cost, seconds in message.facts.get("costs", []):
+            self.costs[party, phase, cost] += seconds
+
+    def check(self) -> None:
+        """Every byte that was given to the transport is in the ledger, and no other."""
+        given, counted = self._given + self._endpoint.bytes_given, self.ledger.bytes_given()
+        if given != counted:
+            raise AssertionError(f"the ledger counts {counted} bytes, the ranks gave {given} to the transport")
+
+    def memory(self) -> int:
+        return sum(self._memory.values()) + proportional_set_size()
+
+    # ---- for a checkpoint ----
+
+    def state(self) -> tuple[np.ndarray, dict[str, Any]]:
+        return self.ledger.table(), {
+            "costs": [[*key, seconds] for key, seconds in self.costs.items()],
+            "given": self._given + self._endpoint.bytes_given,
+            "cpu": dict(self._watch.cpu),
+            "wall": dict(self._watch.wall),
+        }
+
+    def restore(self, ledger: np.ndarray, state: dict[str, Any]) -> None:
+        self.ledger.merge(ledger)
+        self._given = state["given"]
+        self.costs.update({(party, phase, cost): seconds for party, phase, cost, seconds in state["costs"]})
+        self._watch.add(state["cpu"])
+        for phase, seconds in state["wall"].items():
+            self._watch.wall[phase] += seconds
