@@ -9,9 +9,10 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 
 def make_folder(path: Path) -> None:
@@ -26,13 +27,14 @@ def write_text(path: Path, text: str) -> None:
     _write(path, lambda stream: stream.write(text.encode()))
 
 
-def write_json(path: Path, value) -> None:
+def write_json(path: Path, value: object) -> None:
     # allow_nan=False: an infinite epsilon must have been turned into null and a reason before it gets here.
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
-def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    _write(path, lambda stream: np.savez(stream, **arrays))
+def write_arrays(path: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    named: dict[str, Any] = {**arrays}
+    _write(path, lambda stream: np.savez(stream, **named))
 
 
 def append_line(path: Path, line: str) -> None:

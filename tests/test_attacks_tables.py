@@ -18,7 +18,7 @@ from fedmpi.attacks.indicator import (
 )
 from fedmpi.attacks.parties import layout, reduce_by_party, shares_by_bin
 from fedmpi.attacks.ranking import hit_ratios, ranking_table
-from fedmpi.attacks.recovery import recover, recovery_hits, recovery_rate, recovery_table
+from fedmpi.attacks.recovery import recovery_hits, recovery_table
 from fedmpi.errors import ConfigError, DataError
 
 
@@ -60,21 +60,25 @@ def test_a_rate_at_an_edge_belongs_to_the_bin_above_and_one_to_the_last():
 # --- recovery ---
 
 
-def test_masked_ratings_are_stretched_to_the_known_range():
-    assert recover(np.array([-1.0, 0.0, 1.0]), 1, 5).tolist() == [1.0, 3.0, 5.0]
-    assert recover(np.array([0.25]), 2, 4).tolist() == [3.0]
-    assert recover(np.array([0.1, 0.1]), 1, 5).tolist() == [3.0, 3.0]
-    assert recover(np.array([]), 1, 5).size == 0
+def recover(masked, lowest, highest):
+    """One party's ratings as the attack guesses them, value by value: linear, the middle where there is no slope."""
+    low, high = masked.min(), masked.max()
+    shares = (masked - low) / (high - low) if high > low else np.full(masked.size, 0.5)
+    return lowest * (1 - shares) + highest * shares
+
+
+def hits_of_one(masked, ratings, **options):
+    return recovery_hits(np.array([0, len(ratings)]), np.array(masked), np.array(ratings), **options)[:, 0].tolist()
 
 
 def test_being_off_by_exactly_the_level_is_a_miss():
-    recovered, ratings = np.array([1.0, 2.5, 4.0, 5.0]), np.array([1.0, 2.0, 2.0, 2.0])
-    assert recovery_rate(recovered, ratings, 1) == 0.5
-    assert recovery_rate(recovered, ratings, 2) == 0.5
-    assert recovery_rate(recovered, ratings, 3) == 0.75
-    assert recovery_rate(recovered, ratings, 1, step=0.5) == 0.25
-    assert recovery_rate(np.array([0.1 + 0.2]), np.array([0.0]), 3, step=0.1) == 0.0
-    assert math.isnan(recovery_rate(np.array([]), np.array([]), 1))
+    # Stretched to 1 ... 5 the masked ratings are 1, 3, 5, 4: off by 0, 1, 0 and 3.
+    masked, ratings = [-2.0, 0.0, 2.0, 1.0], [1.0, 2.0, 5.0, 1.0]
+    assert hits_of_one(masked, ratings) == [2, 3, 3, 4, 4]
+    assert hits_of_one(masked, ratings, levels=(2, 3), step=0.5) == [2, 3]
+    # 0.1 + 0.2 is a little more than 0.3, and three steps of 0.1 are that as well: a miss all the same
+    assert hits_of_one([0.0, 0.1 + 0.2, 1.0], [0.0, 0.0, 1.0], levels=(3,), step=0.1) == [2]
+    assert hits_of_one([], []) == [0] * 5
 
 
 def test_the_recovery_table_by_hand():
@@ -101,7 +105,7 @@ def test_the_table_is_what_each_party_alone_gives(parties):
         if own.size:
             guess = recover(masked[first:last], own.min(), own.max())
             assert guess.min() >= own.min() and guess.max() <= own.max()
-            assert [hits[row, u] / own.size for row in range(3)] == [recovery_rate(guess, own, g) for g in (1, 2, 5)]
+            assert hits[:, u].tolist() == [np.count_nonzero(np.abs(guess - own) < g - 1e-9) for g in (1, 2, 5)]
     assert np.all(np.diff(hits, axis=0) >= 0)
 
 

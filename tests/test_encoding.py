@@ -14,7 +14,7 @@ from fedmpi.privacy.noise import clip, discrete_gaussian, round_conditionally
 from fedmpi.randomness.words import SeededWords
 from fedmpi.wire.bits import packed_size
 from fedmpi.wire.messages import PlainInput, TrainReport
-from fedmpi.wire.support import support_size
+from fedmpi.wire.support import encode_support
 
 
 @given(st.integers(8, 64), st.data())
@@ -92,7 +92,7 @@ def test_own_supports_are_added_where_they_belong():
     server = PlainServer(2, (0, 1), encoding, 10, own_support=True)
     for party, support in enumerate(supports):
         (message,) = PlainParty(2, party, encoding, 10, encoding.wrap(np.array([1, -2, 3])), support).start()
-        assert len(message.support) == support_size(support, 10)
+        assert message.support == encode_support(support, 10)
         server.receive(message)
     assert server.result().total.tolist() == [1, 0, 0, 0, -2 + 1, -2, 3, 0, 0, 3]
 

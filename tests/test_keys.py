@@ -20,7 +20,6 @@ from fedmpi.crypto.keys import (
     AEAD_OVERHEAD,
     Agreement,
     Channel,
-    agree,
     bind,
     commit,
     derive,
@@ -46,6 +45,10 @@ hexed = bytes.fromhex
 
 def second_public(private):
     return DH.import_x25519_private_key(private).public_key().export_key(format="raw")
+
+
+def agree(private, public):
+    return Agreement(private).shared(public)
 
 
 def second_agree(private, public):

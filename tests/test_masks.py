@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi.crypto import masks
-from fedmpi.crypto.masks import BACKENDS, add_mask, add_masks, expand
+from fedmpi.crypto.masks import BACKENDS, add_masks
 from fedmpi.errors import CryptoError
 
 LANES = ["uint8", "uint16", "uint32", "uint64"]
@@ -25,6 +25,17 @@ key16 = st.binary(min_size=16, max_size=16)
 def reference(key, size, first_block=0):
     """The key stream as a mode of a library, in one call: no chunks, no prepared counters."""
     return AES.new(key, AES.MODE_CTR, nonce=b"", initial_value=first_block).encrypt(bytes(size))
+
+
+def add_mask(total, key, sign=1):
+    add_masks(total, [key], [sign])
+
+
+def expand(key, count, lane, backend=BACKENDS[0]):
+    """The mask itself."""
+    mask = np.zeros(count, lane)
+    add_masks(mask, [key], [1], backend=backend)
+    return mask
 
 
 def keys_of(count):
@@ -139,8 +150,8 @@ def test_what_was_added_can_be_taken_back(lane, count):
     add_mask(total, KEY)
     assert count < 3 or not np.array_equal(total, start)
     add_mask(total, KEY[::-1])
-    add_mask(total, KEY, subtract=True)
-    add_mask(total, KEY[::-1], subtract=True)
+    add_mask(total, KEY, sign=-1)
+    add_mask(total, KEY[::-1], sign=-1)
     assert np.array_equal(total, start)
 
 
@@ -186,7 +197,7 @@ def test_any_number_of_masks(threads):
     add_masks(total, keys, signs, threads=threads)
     expected = np.zeros(count, np.uint32)
     for key, sign in zip(keys, signs):
-        add_mask(expected, key, subtract=sign < 0)
+        add_mask(expected, key, sign)
     assert np.array_equal(total, expected)
 
 

@@ -15,12 +15,14 @@ Neither asks how many raters an item has. The remedy for the second is noise, or
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.attacks.gradient_leak import place_on_grid
+from fedmpi.attacks.parties import Floats
 from fedmpi.errors import DataError
 
 
-def items_from_counts(present: np.ndarray, missing: np.ndarray) -> np.ndarray:
+def items_from_counts(present: Floats, missing: Floats) -> NDArray[np.intp]:
     """The items of whoever is in the first round's counts and not in the second's."""
     present, missing = np.asarray(present, np.float64), np.asarray(missing, np.float64)
     if present.shape != missing.shape or present.ndim != 1:
@@ -28,9 +30,7 @@ def items_from_counts(present: np.ndarray, missing: np.ndarray) -> np.ndarray:
     return np.flatnonzero(present - missing > 0.5)
 
 
-def missing_gradients(
-    before: np.ndarray, during: np.ndarray, after: np.ndarray, answer: float | np.ndarray = 0.0
-) -> np.ndarray:
+def missing_gradients(before: Floats, during: Floats, after: Floats, answer: float | Floats = 0.0) -> Floats:
     """What the party that is only in the first and the last of three rounds' sums, (items, columns), would have sent in the
     second.
 
@@ -44,7 +44,7 @@ def missing_gradients(
     return ((before + after) / 2.0 - during) / more[:, None]
 
 
-def rated_rows(gradients: np.ndarray, quiet: np.ndarray) -> np.ndarray:
+def rated_rows(gradients: Floats, quiet: Floats) -> NDArray[np.intp]:
     """Which rows of `missing_gradients` are the party's. `quiet`: the same of three rounds in which nobody was missing, which
     says how much of a row is the sums' own movement.
 
@@ -60,7 +60,7 @@ def rated_rows(gradients: np.ndarray, quiet: np.ndarray) -> np.ndarray:
     return np.sort(sent[order[_cut(ratios[order]) :]])
 
 
-def _cut(ascending: np.ndarray) -> int:
+def _cut(ascending: Floats) -> int:
     """How many of the values come before the cut that leaves the least squares within both parts."""
     below = np.arange(1, ascending.size)
     sums, squares = np.cumsum(ascending), np.cumsum(np.square(ascending))
@@ -69,7 +69,7 @@ def _cut(ascending: np.ndarray) -> int:
     return int(below[np.argmin(left + right)])
 
 
-def level_on_grid(ratings: np.ndarray, grid: np.ndarray) -> np.ndarray:
+def level_on_grid(ratings: Floats, grid: Floats) -> Floats:
     """Ratings whose common constant is known badly, moved to an evenly spaced grid.
 
     What errors say of a party's own offset is wrong by as many times their own error as it has ratings. The grid gives the
@@ -81,4 +81,5 @@ def level_on_grid(ratings: np.ndarray, grid: np.ndarray) -> np.ndarray:
     step = grid[1] - grid[0]
     room = max(int(np.rint((top.min() - grid[0]) / step)), 0)
     down = np.clip(np.rint(np.mean(top - ratings) / step), 0, room)
-    return top - step * down
+    found: Floats = top - step * down
+    return found

@@ -11,9 +11,10 @@ from __future__ import annotations
 import numpy as np
 
 from fedmpi.attacks.gradient_leak import Undetermined
+from fedmpi.attacks.parties import Floats
 
 
-def leak_from_errors(rows: np.ndarray, bias: np.ndarray, errors: np.ndarray, penalties: np.ndarray) -> np.ndarray:
+def leak_from_errors(rows: Floats, bias: Floats, errors: Floats, penalties: Floats) -> Floats:
     """The party's ratings (or masked ratings) from the errors that its bias gradients show.
 
     `rows` (ratings, 1 + k): [1, q_i], the first for the party's own offset; `penalties` (1 + k,): the ridge of each.
@@ -22,4 +23,5 @@ def leak_from_errors(rows: np.ndarray, bias: np.ndarray, errors: np.ndarray, pen
     if not np.all(penalties > 0.0):
         raise Undetermined("a factor without a penalty is not determined by the errors it leaves")
     factors = (np.asarray(rows, np.float64).T @ errors) / penalties
-    return errors + bias + rows @ factors
+    found: Floats = errors + bias + rows @ factors
+    return found

@@ -30,7 +30,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from fedmpi.attacks.parties import Floats
 from fedmpi.errors import DataError, FedmpiError
 
 # Scales tried: errors from a millionth to a million times the predictions.
@@ -55,31 +57,31 @@ class Observation:
     """One round of one party as the server sees it: the rows of Q that it sent and the gradients that came back, both
     (ratings, k), in the same order of items in every round."""
 
-    q_rows: np.ndarray
-    gradients: np.ndarray
+    q_rows: Floats
+    gradients: Floats
 
 
 @dataclass(frozen=True)
 class Direction:
     """lambda q_i - eta_i = multiples[i] * unit, up to noise; both known up to a common sign."""
 
-    unit: np.ndarray
-    multiples: np.ndarray
+    unit: Floats
+    multiples: Floats
     purity: float  # how much of the square is explained by one direction; 1 is all
     noise: float  # root mean square of what is not explained, an entry
 
 
 @dataclass(frozen=True)
 class Leak:
-    ratings: np.ndarray
-    factors: np.ndarray  # p of each round, (rounds, k); NaN for a round that said nothing
+    ratings: Floats
+    factors: Floats  # p of each round, (rounds, k); NaN for a round that said nothing
     residual: float  # root mean square disagreement of the rounds about the ratings, in rating units; 0 for one round
     misfit: float  # root mean square distance to the grid; NaN without one
     scale_error: float  # the relative error of p that noise in the multiples explains; more if errors are tiny
     sign_known: bool  # False: the ratings may be the negatives of these, which have a positive mean
 
 
-def factor_direction(observation: Observation, regularisation: float | np.ndarray) -> Direction:
+def factor_direction(observation: Observation, regularisation: float | Floats) -> Direction:
     """The direction of the party's factors from one round. `regularisation` is lambda, or one for each column."""
     q_rows, gradients = checked(observation)
     rows = np.asarray(regularisation, dtype=np.float64) * q_rows - gradients
@@ -99,7 +101,7 @@ def factor_direction(observation: Observation, regularisation: float | np.ndarra
     return Direction(unit, rows @ unit, float(energy[0] / energy.sum()), noise)
 
 
-def checked(observation: Observation) -> tuple[np.ndarray, np.ndarray]:
+def checked(observation: Observation) -> tuple[Floats, Floats]:
     q_rows = np.asarray(observation.q_rows, dtype=np.float64)
     gradients = np.asarray(observation.gradients, dtype=np.float64)
     if q_rows.ndim != 2 or q_rows.shape != gradients.shape:
@@ -111,8 +113,8 @@ def checked(observation: Observation) -> tuple[np.ndarray, np.ndarray]:
 
 def leak(
     observations: Sequence[Observation],
-    regularisation: float | np.ndarray,
-    grid: np.ndarray | None = None,
+    regularisation: float | Floats,
+    grid: Floats | None = None,
     fixed: Mapping[int, float] | None = None,
 ) -> Leak:
     """The party's ratings, from one or more rounds of its gradients.
@@ -152,7 +154,7 @@ class _Rounds:
     because it leaves no room for errors, are not favoured.
     """
 
-    def __init__(self, observations: Sequence[Observation], regularisation: float | np.ndarray):
+    def __init__(self, observations: Sequence[Observation], regularisation: float | Floats):
         if not observations:
             raise Undetermined("there is no round to look at")
         if len({np.shape(observation.q_rows) for observation in observations}) > 1:
@@ -178,39 +180,40 @@ class _Rounds:
         # Where errors and predictions are equally large; scans are centred there.
         self.balance = np.sqrt(np.linalg.norm(self.multiples, axis=1) / sizes)
 
-    def ratings(self, scales: np.ndarray) -> np.ndarray:
+    def ratings(self, scales: Floats) -> Floats:
         """What each round says the ratings are, (rounds, items)."""
         return self.multiples / scales[:, None] + scales[:, None] * self.spans
 
-    def merged(self, scales: np.ndarray) -> np.ndarray:
+    def merged(self, scales: Floats) -> Floats:
         """The mean over the rounds, weighted with the squares of the scales."""
         return (scales @ self.multiples + scales**3 @ self.spans) / (scales @ scales)
 
-    def off(self, scales: np.ndarray, ratings: np.ndarray) -> np.ndarray:
+    def off(self, scales: Floats, ratings: Floats) -> Floats:
         """What the rounds say minus the given ratings, in units of gradients."""
         return self.multiples + scales[:, None] * (scales[:, None] * self.spans - ratings)
 
-    def distance(self, scales: np.ndarray, ratings: np.ndarray) -> float:
+    def distance(self, scales: Floats, ratings: Floats) -> float:
         off = self.off(scales, ratings).ravel()
         return float(np.sqrt(off @ off / off.size))
 
-    def disagreement(self, scales: np.ndarray) -> float:
+    def disagreement(self, scales: Floats) -> float:
         return self.distance(scales, self.merged(scales))
 
-    def off_grid(self, scales: np.ndarray, grid: np.ndarray) -> float:
+    def off_grid(self, scales: Floats, grid: Floats) -> float:
         """Of the rounds from each other and from the grid, in one."""
         return self.distance(scales, _nearest(grid, self.merged(scales)))
 
-    def scales_from_fixed(self, fixed: Mapping[int, float]) -> np.ndarray:
+    def scales_from_fixed(self, fixed: Mapping[int, float]) -> Floats:
         where = np.fromiter(fixed.keys(), dtype=np.int64)
         value = np.fromiter(fixed.values(), dtype=np.float64)
         known = self.units[:, where]
         square = np.square(known).sum(axis=1)
         if not np.all(square > 0.0) or not np.any(value):
             raise Undetermined("the fixed coordinates are zero in the direction of the factors: they give no scale")
-        return known @ value / square
+        found: Floats = known @ value / square
+        return found
 
-    def follow(self, ratings: np.ndarray, t: int, near: float | None = None) -> float:
+    def follow(self, ratings: Floats, t: int, near: float | None = None) -> float:
         """The scale of round t that comes closest to the given ratings; if `near` is given, the one next to it."""
         a, s = self.multiples[t], self.spans[t]
         # Half the derivative of |a + c^2 s - c r|^2.
@@ -231,12 +234,12 @@ class _Rounds:
         real = roots.real[(np.abs(roots.imag) <= 1e-6 * np.abs(roots)) & (roots.real != 0.0)]
         return float(min(real, key=lambda c: np.sum(np.square(a + c * (c * s - ratings))), default=self.balance[t]))
 
-    def agreeing(self) -> list[np.ndarray]:
+    def agreeing(self) -> list[Floats]:
         """Scales at which the rounds disagree least, locally; the best few."""
         found = [self._refine(start, _GLANCE) for start in self._starts_from_rounds()]
         return [self._refine(scales, 60) for scales in sorted(found, key=self.disagreement)[:3]]
 
-    def _starts_from_rounds(self) -> list[np.ndarray]:
+    def _starts_from_rounds(self) -> list[Floats]:
         steps = np.logspace(-_DECADES, _DECADES, _COARSE)
         first = self.balance[0] * steps[:, None]
         second = np.broadcast_to(self.balance[1] * np.concatenate([steps, -steps]), (_COARSE, 2 * _COARSE))
@@ -255,7 +258,7 @@ class _Rounds:
             starts.append(scales)
         return starts
 
-    def _first_two(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    def _first_two(self, first: Floats, second: Floats) -> Floats:
         """The squared disagreement of the first two rounds at many scales, from products that are the same for all."""
         columns = np.stack([self.multiples[0], self.spans[0], self.multiples[1], self.spans[1]])
         p = columns @ columns.T
@@ -264,21 +267,24 @@ class _Rounds:
         squares = squares - 2.0 * (
             p[0, 2] / (first * second) + p[0, 3] / ratio + p[1, 2] * ratio + p[1, 3] * first * second
         )
-        return squares / (1.0 / one + 1.0 / two)
+        found: Floats = squares / (1.0 / one + 1.0 / two)
+        return found
 
-    def _slopes(self, scales: np.ndarray, ratings: np.ndarray) -> np.ndarray:
+    def _slopes(self, scales: Floats, ratings: Floats) -> Floats:
         """What a relative change of each scale does to its round's distance from the given ratings."""
         return 2.0 * np.square(scales)[:, None] * self.spans - scales[:, None] * ratings
 
-    def _normal(self, scales: np.ndarray, ratings: np.ndarray, free: bool) -> np.ndarray:
+    def _normal(self, scales: Floats, ratings: Floats, free: bool) -> Floats:
         slopes = self._slopes(scales, ratings)
-        normal = slopes @ slopes.T
+        normal: Floats = slopes @ slopes.T
         if free:
             # The ratings give way: what all rounds do in proportion to their scales costs nothing.
-            return normal * (np.eye(len(scales)) - np.outer(scales, scales) / np.sum(np.square(scales)))
-        return normal * np.eye(len(scales))
+            normal *= np.eye(len(scales)) - np.outer(scales, scales) / np.sum(np.square(scales))
+        else:
+            normal *= np.eye(len(scales))
+        return normal
 
-    def _refine(self, scales: np.ndarray, steps: int) -> np.ndarray:
+    def _refine(self, scales: Floats, steps: int) -> Floats:
         # Gauss-Newton on the logarithms of the scales, the ratings eliminated.
         current, damping, tiny = self.disagreement(scales), 1e-6, np.finfo(float).tiny
         for _ in range(steps):
@@ -299,7 +305,7 @@ class _Rounds:
                 break
         return scales
 
-    def starts_from_grid(self, grid: np.ndarray) -> list[np.ndarray]:
+    def starts_from_grid(self, grid: Floats) -> list[Floats]:
         """Scales at which the ratings of the clearest round lie near the grid, from a fine scan."""
         some = np.linspace(0, self.items - 1, min(self.items, _SCAN_ITEMS)).astype(np.int64)
         a, s = self.multiples[0, some], self.spans[0, some]
@@ -319,7 +325,7 @@ class _Rounds:
             starts.append(np.array([first, *(self.follow(guess, t) for t in range(1, len(self.units)))]))
         return starts
 
-    def snap(self, scales: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    def snap(self, scales: Floats, grid: Floats) -> Floats:
         """Move the ratings to the grid, take the scales that come closest, and again, until nothing moves."""
         before = None
         for _ in range(20):
@@ -330,7 +336,7 @@ class _Rounds:
             before = snapped
         return scales
 
-    def conclude(self, scales: np.ndarray, grid: np.ndarray | None, fixed: bool = False) -> Leak:
+    def conclude(self, scales: Floats, grid: Floats | None, fixed: bool = False) -> Leak:
         merged = self.merged(scales)
         sign_known = fixed or grid is not None
         if not sign_known and merged.mean() < 0.0:
@@ -346,18 +352,18 @@ class _Rounds:
         return Leak(merged, factors, float(residual), float(misfit), float(error), sign_known)
 
 
-def _nearest(grid: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _nearest(grid: Floats, values: Floats) -> Floats:
     return grid[np.searchsorted((grid[1:] + grid[:-1]) / 2.0, values)]
 
 
-def _lowest_valleys(profile: np.ndarray, at_most: int) -> np.ndarray:
+def _lowest_valleys(profile: Floats, at_most: int) -> NDArray[np.intp]:
     """Where the profile is lower than on both sides, the lowest first."""
     padded = np.concatenate([[np.inf], profile, [np.inf]])
     valleys = np.flatnonzero((profile <= padded[:-2]) & (profile <= padded[2:]))
     return valleys[np.argsort(profile[valleys], kind="stable")][:at_most]
 
 
-def place_on_grid(ratings: np.ndarray, grid: np.ndarray) -> np.ndarray:
+def place_on_grid(ratings: Floats, grid: Floats) -> Floats:
     """Ratings that are known up to a common constant, moved to an evenly spaced grid.
 
     Where predictions hold a bias of the party, which the server never sees a gradient of, `leak` with `fixed` on the
@@ -368,16 +374,17 @@ def place_on_grid(ratings: np.ndarray, grid: np.ndarray) -> np.ndarray:
     if grid.size < 2 or not np.allclose(np.diff(grid), grid[1] - grid[0]):
         raise DataError("ratings can only be placed on a grid of at least two values, evenly spaced")
     if not ratings.size:
-        return ratings.copy()
+        return np.empty(0)
     step = grid[1] - grid[0]
     turns = (ratings - grid[0]) / step
     # Between two steps the constant goes round in a circle: the mean direction is it.
     turns -= np.angle(np.mean(np.exp(2j * np.pi * turns))) / (2.0 * np.pi)
-    return grid[-1] + step * (turns - np.rint(turns.max()))
+    found: Floats = grid[-1] + step * (turns - np.rint(turns.max()))
+    return found
 
 
 def exactly_recovered(
-    found: Leak | np.ndarray, ratings: np.ndarray, tolerance: float = 0.5, either_sign: bool = False
+    found: Leak | Floats, ratings: Floats, tolerance: float = 0.5, either_sign: bool = False
 ) -> float:
     """The share of ratings that were recovered to within `tolerance`; half a step of the scale is enough to name them.
     `either_sign`: of the two signs that the observer cannot tell apart, take the right one."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmpi.attacks.parties import layout, reduce_by_party
+from fedmpi.attacks.parties import Floats, Ints, layout, reduce_by_party
 from fedmpi.errors import ConfigError
 
 
-def indicator(offsets: np.ndarray, masked: np.ndarray, scale_range: tuple[float, float] | None = None) -> np.ndarray:
+def indicator(offsets: Ints, masked: Floats, scale_range: tuple[float, float] | None = None) -> Floats:
     """J of every party from its masked ratings r - f(i); NaN without ratings.
 
     `scale_range` is the (lowest, highest) rating of the scale: J is then that of ratings mapped to [0, 1], as the
@@ -32,7 +32,7 @@ def indicator(offsets: np.ndarray, masked: np.ndarray, scale_range: tuple[float,
     return np.where(counts > 0, total / np.maximum(counts, 1), np.nan)
 
 
-def within_assumption(masked: np.ndarray, scale_range: tuple[float, float]) -> float:
+def within_assumption(masked: Floats, scale_range: tuple[float, float]) -> float:
     """The share of masked ratings whose scaled square is in [0, 1], which the theorem assumes of all: a model may
     predict beyond the scale."""
     masked = np.asarray(masked, dtype=np.float64)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.errors import DataError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 # The columns of MMF tables 2 and 3: [0, .2), [.2, .4), [.4, .6), [.6, .8), [.8, 1].
 BINS = 5
 BIN_LABELS = ("0 to 0.2", "0.2 to 0.4", "0.4 to 0.6", "0.6 to 0.8", "0.8 to 1")
 
 
-def layout(offsets: np.ndarray, *flat: np.ndarray) -> tuple[np.ndarray, ...]:
+def layout(offsets: Ints, *flat: Floats) -> tuple[NDArray[Any], ...]:
     """The offsets as int64 and each flat array as float64, after a check that they fit together."""
     offsets = np.asarray(offsets, dtype=np.int64)
     if offsets.ndim != 1 or offsets.size == 0 or offsets[0] != 0 or np.any(np.diff(offsets) < 0):
@@ -23,7 +29,7 @@ def layout(offsets: np.ndarray, *flat: np.ndarray) -> tuple[np.ndarray, ...]:
     return (offsets, *arrays)
 
 
-def reduce_by_party(operation: np.ufunc, offsets: np.ndarray, values: np.ndarray, empty: float) -> np.ndarray:
+def reduce_by_party(operation: np.ufunc, offsets: Ints, values: NDArray[Any], empty: float) -> NDArray[Any]:
     """`operation` over the values of each party, `empty` for a party without any."""
     counts = np.diff(offsets)
     out = np.full(counts.size, empty, dtype=np.result_type(values, type(empty)))
@@ -35,7 +41,7 @@ def reduce_by_party(operation: np.ufunc, offsets: np.ndarray, values: np.ndarray
     return out
 
 
-def shares_by_bin(hits: np.ndarray, counts: np.ndarray) -> np.ndarray:
+def shares_by_bin(hits: NDArray[Any], counts: NDArray[Any]) -> Floats:
     """The proportion of parties whose hits / counts falls into each bin. A party with count 0 has no rate and is left
     out; the answer is NaN if nobody is left."""
     some = counts > 0

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmpi.attacks.parties import layout, reduce_by_party, shares_by_bin
+from fedmpi.attacks.parties import Floats, Ints, layout, reduce_by_party, shares_by_bin
 from fedmpi.errors import ConfigError
 
 TOPS = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -33,8 +33,8 @@ TIES = ("inclusive", "random")
 class HitRatios:
     """(tops, parties); NaN for a party without ratings."""
 
-    hit: np.ndarray
-    chance: np.ndarray
+    hit: Floats
+    chance: Floats
 
 
 @dataclass(frozen=True)
@@ -42,16 +42,16 @@ class RankingTable:
     """A row for each h: the proportion of parties in each of the five bins, and the mean over parties."""
 
     tops: tuple[float, ...]
-    hit: np.ndarray
-    chance: np.ndarray
-    mean_hit: np.ndarray
-    mean_chance: np.ndarray
+    hit: Floats
+    chance: Floats
+    mean_hit: Floats
+    mean_chance: Floats
 
 
 def hit_ratios(
-    offsets: np.ndarray,
-    masked: np.ndarray,
-    ratings: np.ndarray,
+    offsets: Ints,
+    masked: Floats,
+    ratings: Floats,
     tops: Sequence[float] = TOPS,
     ties: str = "inclusive",
 ) -> HitRatios:
@@ -78,18 +78,17 @@ def hit_ratios(
     return HitRatios(hit, chance)
 
 
-def _sorted_by_party(offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _sorted_by_party(offsets: Ints, values: Floats) -> Floats:
     # Sorting each short piece in place beats one sort by (party, value) of everything by an order of magnitude.
     ordered = values.copy()
     bounds = offsets.tolist()
     for first, last in zip(bounds, bounds[1:]):
         ordered[first:last].sort()
-    return ordered
+    found: Floats = ordered
+    return found
 
 
-def _membership(
-    offsets: np.ndarray, values: np.ndarray, ordered: np.ndarray, places: np.ndarray, shared: bool
-) -> np.ndarray:
+def _membership(offsets: Ints, values: Floats, ordered: Floats, places: Ints, shared: bool) -> Floats:
     """How far each item belongs to the top `places` of its party: 1, 0, or for items that tie at the border 1 or, if
     the places are shared, the probability of getting one."""
     counts = np.diff(offsets)
@@ -107,9 +106,9 @@ def _membership(
 
 
 def ranking_table(
-    offsets: np.ndarray,
-    masked: np.ndarray,
-    ratings: np.ndarray,
+    offsets: Ints,
+    masked: Floats,
+    ratings: Floats,
     tops: Sequence[float] = TOPS,
     ties: str = "inclusive",
 ) -> RankingTable:

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedmpi.attacks.parties import BINS, layout, reduce_by_party, shares_by_bin
+from fedmpi.attacks.parties import BINS, Floats, Ints, layout, reduce_by_party, shares_by_bin
 from fedmpi.errors import ConfigError
 
 LEVELS = (1, 2, 3, 4, 5)
@@ -24,19 +25,7 @@ LEVELS = (1, 2, 3, 4, 5)
 _SLACK = 1e-9
 
 
-def recover(masked: np.ndarray, lowest: float, highest: float) -> np.ndarray:
-    """The observer's guess of one party's ratings: linear, the smallest masked rating to `lowest`, the largest to
-    `highest`.
-
-    Masked ratings that are all the same leave no slope; the guess is then the middle of the range for every item, the
-    constant that is never off by more than half of it.
-    """
-    masked = np.asarray(masked, dtype=np.float64)
-    offsets = np.array([0, masked.size])
-    return _stretch(offsets, masked, np.array([lowest], dtype=np.float64), np.array([highest], dtype=np.float64))
-
-
-def _stretch(offsets: np.ndarray, masked: np.ndarray, lowest: np.ndarray, highest: np.ndarray) -> np.ndarray:
+def _stretch(offsets: Ints, masked: Floats, lowest: Floats, highest: Floats) -> Floats:
     counts = np.diff(offsets)
     low = reduce_by_party(np.minimum, offsets, masked, 0.0)
     width = reduce_by_party(np.maximum, offsets, masked, 0.0) - low
@@ -44,24 +33,17 @@ def _stretch(offsets: np.ndarray, masked: np.ndarray, lowest: np.ndarray, highes
     share = (masked - np.repeat(low, counts)) / np.repeat(np.where(flat, 1.0, width), counts)
     share[np.repeat(flat, counts)] = 0.5
     # Not low + share * (high - low): this form meets both ends exactly.
-    return np.repeat(lowest, counts) * (1.0 - share) + np.repeat(highest, counts) * share
+    found: Floats = np.repeat(lowest, counts) * (1.0 - share) + np.repeat(highest, counts) * share
+    return found
 
 
-def recovery_rate(recovered: np.ndarray, ratings: np.ndarray, level: float, step: float = 1.0) -> float:
-    """The share of one party's ratings that were recovered at error level g = `level`; NaN for no ratings."""
-    recovered, ratings = np.asarray(recovered, dtype=np.float64), np.asarray(ratings, dtype=np.float64)
-    if ratings.size == 0:
-        return float("nan")
-    return float(np.mean(_recovered(np.abs(recovered - ratings), level, step)))
-
-
-def _recovered(distance: np.ndarray, level: float, step: float) -> np.ndarray:
+def _recovered(distance: Floats, level: float, step: float) -> NDArray[np.bool_]:
     return distance < level * step * (1.0 - _SLACK)
 
 
 def recovery_hits(
-    offsets: np.ndarray, masked: np.ndarray, ratings: np.ndarray, levels: Sequence[float] = LEVELS, step: float = 1.0
-) -> np.ndarray:
+    offsets: Ints, masked: Floats, ratings: Floats, levels: Sequence[float] = LEVELS, step: float = 1.0
+) -> Floats:
     """How many ratings of each party the attack recovers at each error level: (levels, parties), int64."""
     if not step > 0.0:
         raise ConfigError(f"rating step {step}: must be positive")
@@ -76,8 +58,8 @@ def recovery_hits(
 
 
 def recovery_table(
-    offsets: np.ndarray, masked: np.ndarray, ratings: np.ndarray, levels: Sequence[float] = LEVELS, step: float = 1.0
-) -> np.ndarray:
+    offsets: Ints, masked: Floats, ratings: Floats, levels: Sequence[float] = LEVELS, step: float = 1.0
+) -> Floats:
     """MMF table 2: the proportion of parties whose recovery rate falls into each of the five bins, a row for each
     level. Parties without ratings are left out."""
     hits = recovery_hits(offsets, masked, ratings, levels, step)

@@ -13,8 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.attacks.gradient_leak import Leak, Observation, Undetermined, checked, leak
+from fedmpi.attacks.parties import Floats, Ints
 from fedmpi.errors import DataError
 
 # Lowest count and label of each class.
@@ -30,7 +32,7 @@ class Exposure:
     ratings: int
 
 
-def exposure_by_raters(rater_counts: np.ndarray) -> tuple[Exposure, ...]:
+def exposure_by_raters(rater_counts: Ints) -> tuple[Exposure, ...]:
     """How many items have no, one, two, ... raters: the first rows are the ones that sums do not hide."""
     counts = np.asarray(rater_counts, dtype=np.int64)
     if counts.ndim != 1 or np.any(counts < 0):
@@ -46,18 +48,18 @@ def exposure_by_raters(rater_counts: np.ndarray) -> tuple[Exposure, ...]:
 class SumLeak:
     """Ratings that were read out of sums: of the j-th item, `items[j]`, by the unnamed party `groups[j]`."""
 
-    items: np.ndarray
-    groups: np.ndarray
-    ratings: np.ndarray
+    items: Ints
+    groups: Ints
+    ratings: Floats
     leaks: tuple[Leak, ...]  # one a group
     single_rater_items: int  # that were sent, solved or not
 
 
 def leak_from_sum(
     observations: Sequence[Observation],
-    rater_counts: np.ndarray,
-    regularisation: float | np.ndarray,
-    grid: np.ndarray | None = None,
+    rater_counts: Ints,
+    regularisation: float | Floats,
+    grid: Floats | None = None,
     fixed: Mapping[int, float] | None = None,
     *,
     noise: float = 0.0,
@@ -80,7 +82,7 @@ def leak_from_sum(
     sent = np.all([np.any(gradients != 0.0, axis=1) for _, gradients in rounds], axis=0)
     single = np.flatnonzero((counts == 1) & sent)
     rows = np.stack([np.asarray(regularisation) * q_rows[single] - gradients[single] for q_rows, gradients in rounds])
-    items, groups, ratings, leaks = [], [], [], []
+    items, groups, ratings, leaks = [], [], [], list[Leak]()
     for members in _parallel_groups(rows, noise):
         if members.size < smallest:
             continue
@@ -103,7 +105,7 @@ def leak_from_sum(
     )
 
 
-def _parallel_groups(rows: np.ndarray, noise: float) -> list[np.ndarray]:
+def _parallel_groups(rows: Floats, noise: float) -> list[NDArray[np.intp]]:
     """Indices of rows, (rounds, rows, k), that are parallel in every round. The longest row that is left starts the
     next group: its direction is known best."""
     widest_sine = np.sqrt(1.0 - (1.0 - 1e-6) ** 2)

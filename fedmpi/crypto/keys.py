@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 from functools import lru_cache
+from typing import Any, NoReturn
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -37,11 +38,12 @@ _MAX_DERIVED = 255 * DIGEST_BYTES  # RFC 5869: the counter of blocks is one byte
 def bind(*parts: bytes | int) -> bytes:
     """The parts as one string, such that different parts never give the same string: a context or associated data, for
     example `bind(session, round, sender, receiver)`. Numbers are 8 bytes, strings carry their length."""
+    texts: tuple[Any, ...] = parts  # what is neither raises
     try:
         return b"".join(
             [
                 b"i" + part.to_bytes(8, "big") if type(part) is int else b"s" + len(part).to_bytes(4, "big") + part
-                for part in parts
+                for part in texts
             ]
         )
     except (OverflowError, TypeError):
@@ -70,18 +72,13 @@ class Agreement:
     def __repr__(self) -> str:
         return "Agreement(secret)"
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise TypeError("an Agreement holds a private key and is never serialised")
 
 
 def public_key(private: bytes) -> bytes:
     """The X25519 public key of 32 private bytes."""
     return Agreement(private).public
-
-
-def agree(private: bytes, peer_public: bytes) -> bytes:
-    """X25519 once. For many peers of one key, keep an `Agreement`."""
-    return Agreement(private).shared(peer_public)
 
 
 def derive(shared: bytes, label: bytes, context: bytes, length: int = KEY_BYTES) -> bytes:
@@ -129,7 +126,7 @@ class Channel:
     def __repr__(self) -> str:
         return "Channel(secret)"
 
-    def __reduce__(self):
+    def __reduce__(self) -> NoReturn:
         raise TypeError("a Channel holds a key and is never serialised")
 
 

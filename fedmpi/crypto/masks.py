@@ -20,12 +20,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from Crypto.Cipher import AES
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 
 from fedmpi.errors import CryptoError
+
+Lanes = NDArray[np.unsignedinteger[Any]]
 
 MASK_KEY_BYTES = 16
 PYCRYPTODOME = "pycryptodome"
@@ -46,10 +50,10 @@ class _Workspace(threading.local):
 
     def __init__(self) -> None:
         self.stream = np.empty(_CHUNK + _BLOCK, dtype=np.uint8)
-        self.output = memoryview(self.stream)
+        self.output = self.stream.data
         self._words = np.zeros(2 * _CHUNK_BLOCKS, dtype=">u8")
         self._low = self._words.view(np.uint64)[1::2]
-        self._blocks = memoryview(self._words.view(np.uint8))
+        self._blocks = self._words.view(np.uint8).data
         self._chunk: int | None = None
 
     def counters(self, chunk: int) -> memoryview:
@@ -66,7 +70,8 @@ class _Workspace(threading.local):
 
 
 def _swapped(word: int) -> np.uint64:
-    return np.frombuffer(word.to_bytes(8, "big"), dtype=np.uint64)[0]
+    swapped: np.uint64 = np.frombuffer(word.to_bytes(8, "big"), dtype=np.uint64)[0]
+    return swapped
 
 
 _workspace = _Workspace()
@@ -79,18 +84,14 @@ def _prepared(key: bytes, first_block: int, backend: str) -> Callable[[memoryvie
     return Cipher(algorithms.AES(key), modes.CTR(first_block.to_bytes(_BLOCK, "big"))).encryptor().update_into
 
 
-def _add_range(
-    total: np.ndarray, keys: Sequence[bytes], signs: Sequence[int], start: int, end: int, backend: str
-) -> None:
+def _add_range(total: Lanes, keys: Sequence[bytes], signs: Sequence[int], start: int, end: int, backend: str) -> None:
     """The masks on bytes `start` (a multiple of 16) to `end` of the vector."""
     for first in range(0, len(keys), _CIPHERS):
         some = slice(first, first + _CIPHERS)
         _add_some(total, keys[some], signs[some], start, end, backend)
 
 
-def _add_some(
-    total: np.ndarray, keys: Sequence[bytes], signs: Sequence[int], start: int, end: int, backend: str
-) -> None:
+def _add_some(total: Lanes, keys: Sequence[bytes], signs: Sequence[int], start: int, end: int, backend: str) -> None:
     work = _workspace
     lane = total.dtype.newbyteorder("<")
     ciphers = [_prepared(key, start // _BLOCK, backend) for key in keys]
@@ -112,7 +113,7 @@ def _add_some(
 
 
 def add_masks(
-    total: np.ndarray, keys: Sequence[bytes], signs: Sequence[int], *, threads: int = 1, backend: str = PYCRYPTODOME
+    total: Lanes, keys: Sequence[bytes], signs: Sequence[int], *, threads: int = 1, backend: str = PYCRYPTODOME
 ) -> None:
     """In place: total += sum_i signs[i] * mask(keys[i]), modulo 2^b for a vector of b-bit unsigned lanes.
 
@@ -143,15 +144,3 @@ def add_masks(
         _add_range(total, keys, signs, *own, backend)
         for part in pending:
             part.result()
-
-
-def add_mask(total: np.ndarray, key: bytes, subtract: bool = False) -> None:
-    """One mask, in place."""
-    add_masks(total, [key], [-1 if subtract else 1])
-
-
-def expand(key: bytes, count: int, dtype: np.dtype | type, *, backend: str = PYCRYPTODOME) -> np.ndarray:
-    """The mask itself: `count` lanes of `dtype`."""
-    mask = np.zeros(count, dtype=dtype)
-    add_masks(mask, [key], [1], backend=backend)
-    return mask

@@ -160,7 +160,7 @@ def _denominators(points: list[int]) -> list[int]:
     bits = max(points).bit_length()
     column = np.array(points, dtype=np.int64 if bits <= 62 else object)
     width = -(-len(points) // max(1, 62 // bits))
-    denominators = []
+    denominators: list[int] = []
     for first in range(0, len(points), _ROWS):
         own = np.arange(first, min(first + _ROWS, len(points)))
         factors = column - column[own, None]
@@ -184,7 +184,7 @@ def reconstruct(weights: Sequence[int], shares: Sequence[int]) -> int:
     """ReconstructSecret: the value at 0, from `threshold` or more shares in the order of the points of the weights."""
     if len(weights) != len(shares):
         raise CryptoError(f"{len(shares)} shares do not go with {len(weights)} weights")
-    return sum(map(operator.mul, weights, _elements(shares, "a share"))) % PRIME
+    return int(sum(map(operator.mul, weights, _elements(shares, "a share")))) % PRIME
 
 
 def decode(xs: Sequence[int], shares: Sequence[int], threshold: int) -> tuple[int, list[int]]:

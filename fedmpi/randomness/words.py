@@ -15,8 +15,10 @@ from operator import index
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fedmpi.errors import ConfigError
+Words = NDArray[np.uint64]
+Floats = NDArray[np.float64]
 
 _WORDS = b"fedmpi/seeded-words/1"
 _SHUFFLE = b"fedmpi/seeded-shuffle/1"
@@ -25,7 +27,7 @@ _SHUFFLE = b"fedmpi/seeded-shuffle/1"
 class WordSource(Protocol):
     """A stream of independent uniform 64-bit words."""
 
-    def words(self, n: int) -> np.ndarray:
+    def words(self, n: int) -> Words:
         """The next n words of the stream, as uint64."""
         ...
 
@@ -53,7 +55,7 @@ class SeededWords:
     def _philox(self, label: bytes) -> np.random.Philox:
         return np.random.Philox(key=int.from_bytes(_digest(label, *self._about)[:16], "little"))
 
-    def words(self, n: int) -> np.ndarray:
+    def words(self, n: int) -> Words:
         return self._bits.random_raw(n)
 
     def generator(self) -> np.random.Generator:
@@ -73,12 +75,13 @@ def labelled_generator(*label: object) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(key, "little")))
 
 
-def uniform(words: np.ndarray) -> np.ndarray:
+def uniform(words: Words) -> Floats:
     """One float64 in [0, 1) for each word: its upper 53 bits, evenly spaced."""
-    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    found: Floats = (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return found
 
 
-def fraction(words: np.ndarray) -> np.ndarray:
+def fraction(words: Words) -> Floats:
     """One float64 in (0, 1] for each word, for comparisons: (word + 1/2) / 2**64, rounded.
 
     All 64 bits count and small values keep 53 significant bits, so P[fraction < p] is p up to a *relative* error of
@@ -90,28 +93,11 @@ def fraction(words: np.ndarray) -> np.ndarray:
     u += (words & np.uint64(2**32 - 1)).view(np.int64).astype(np.float64)
     u += 0.5
     u *= 2.0**-64
-    return u
+    found: Floats = u
+    return found
 
 
-def bernoulli(source: WordSource, p: np.ndarray) -> np.ndarray:
+def bernoulli(source: WordSource, p: Floats) -> NDArray[np.bool_]:
     """Independent coins, true with probability p (elementwise); p <= 0 is never, p > 1 is always."""
     p = np.asarray(p, dtype=np.float64)
     return (fraction(source.words(p.size)) < p.ravel()).reshape(p.shape)
-
-
-def below(source: WordSource, bound: int, n: int) -> np.ndarray:
-    """n integers, exactly uniform in [0, bound), as int64. Words are masked to the bound's length and redrawn while
-    they are too large, which is unbiased for every bound and takes less than two words a number."""
-    bound = index(bound)
-    if not 1 <= bound <= 2**63:
-        raise ConfigError(f"bound {bound} of a uniform integer: must be in [1, 2**63]")
-    mask = np.uint64((1 << (bound - 1).bit_length()) - 1)
-    out = np.empty(n, dtype=np.int64)
-    filled = 0
-    while filled < n:
-        drawn = (source.words(n - filled) & mask).view(np.int64)
-        # Masked words fit in 63 bits because bound - 1 does: the view as int64 is never negative.
-        drawn = drawn[drawn <= bound - 1]
-        out[filled : filled + drawn.size] = drawn
-        filled += drawn.size
-    return out

@@ -52,6 +52,7 @@ from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.errors import ConfigError, ProtocolError
 
@@ -72,7 +73,7 @@ class Graph:
     parties: tuple[int, ...] = field(init=False, repr=False, compare=False)  # the cohort, sorted
     _place: dict[int, int] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         check_degree(self.degree, len(self.circle))
         check_threshold(self.threshold, self.degree + 1)
         parties = tuple(sorted(self.circle))
@@ -94,12 +95,6 @@ class Graph:
             return self.parties
         reach, n = self.degree // 2, len(self.circle)
         return tuple(sorted(self.circle[i % n] for i in range(place - reach, place + reach + 1)))
-
-    def joined(self, one: int, other: int) -> bool:
-        """Whether two parties are neighbours; nobody is its own."""
-        gap = abs(self._place_of(one) - self._place_of(other))
-        # Rounded up: in a complete graph of even n the degree is odd and the party across the circle is a neighbour.
-        return 0 < min(gap, len(self.circle) - gap) <= (self.degree + 1) // 2
 
     def _place_of(self, party: int) -> int:
         try:
@@ -171,30 +166,7 @@ def _permutation(n: int, source: WordSource) -> list[int]:
         order = np.argsort(keys, kind="stable")
         ranked = keys[order]
         if np.all(ranked[1:] != ranked[:-1]):
-            return order.tolist()
-
-
-@dataclass(frozen=True)
-class FailureBounds:
-    """log2 of the three bounds above for one round; -inf is impossible, 0 is no bound at all."""
-
-    exposed: float
-    disconnected: float
-    lost: float
-
-    @property
-    def privacy(self) -> float:
-        return min(0.0, float(np.logaddexp2(self.exposed, self.disconnected)))
-
-
-def failure_bounds(n: int, degree: int, threshold: int, corrupt: float, dropout: float) -> FailureBounds:
-    """What a degree and a threshold are worth, found or set by hand, at the given rates."""
-    c, d = _worst_counts(n, corrupt, dropout)
-    check_degree(degree, n)
-    check_threshold(threshold, degree + 1)
-    exposed, disconnected, lost = _log_bounds(n, degree, c, d)
-    logs = (exposed[threshold], disconnected, lost[threshold])
-    return FailureBounds(*(min(0.0, float(log) / math.log(2)) for log in logs))
+            return [int(place) for place in order]
 
 
 @lru_cache(maxsize=4096)
@@ -246,7 +218,7 @@ def _worst_counts(n: int, corrupt: float, dropout: float) -> tuple[int, int]:
     return c, d
 
 
-def _log_bounds(n: int, degree: int, c: int, d: int) -> tuple[np.ndarray, float, np.ndarray]:
+def _log_bounds(n: int, degree: int, c: int, d: int) -> tuple[NDArray[np.float64], float, NDArray[np.float64]]:
     """ln of bounds 1, 2 and 3 of the module's text; 1 and 3 at every threshold 0 .. degree + 1."""
     k = degree
     exposed = math.log(n - c) + _log_upper_tails(n - 1, c, k)
@@ -266,7 +238,7 @@ def _log_disconnected(n: int, degree: int, removed: int) -> float:
     return math.log(pairs_of_runs) + float(np.sum(np.log((min(removed, n) - i) / (n - i))))
 
 
-def _log_upper_tails(population: int, marked: int, draws: int) -> np.ndarray:
+def _log_upper_tails(population: int, marked: int, draws: int) -> NDArray[np.float64]:
     """ln P[X >= x] for x = 0 .. draws + 1, X the number of marked objects among the drawn ones.
 
     From the ratios of neighbouring probabilities, summed from the far end of the tail and divided by the whole: no

@@ -4,7 +4,7 @@ All of them go through rank 0. Numbers are little-endian, lists carry their leng
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -278,7 +278,7 @@ class Unopened:
 
 
 Answer = SelfMaskShare | PairKeyShare | Unopened
-KINDS = (SelfMaskShare, PairKeyShare, Unopened)
+KINDS: tuple[Callable[..., Answer], ...] = (SelfMaskShare, PairKeyShare, Unopened)
 ROW = struct.Struct("<BI")
 
 
@@ -304,7 +304,7 @@ class Unmask(Message):
             if number >= len(KINDS):
                 raise WireError(f"Unmask: an answer of kind {number}, expected below {len(KINDS)}")
             kind = KINDS[number]
-            answers.append(Unopened(owner) if kind is Unopened else kind(owner, bytes(reader.take(SHARE))))
+            answers.append(kind(owner, *([] if kind is Unopened else [bytes(reader.take(SHARE))])))
         return (tuple(answers),)
 
 

@@ -48,16 +48,23 @@ PROBE = Agreement(b"\x55" * 32)  # any key will do: only points of low order mak
 class State(enum.Enum):
     """What the server waits for, or how its round ended."""
 
-    KEYS = AdvertiseKeys
-    SHARES = ShareKeys
-    INPUTS = MaskedInput
-    SIGNATURES = ConsistencyCheck
-    ANSWERS = Unmask
-    DONE = "DONE"
-    FAILED = "FAILED"
+    KEYS = enum.auto()
+    SHARES = enum.auto()
+    INPUTS = enum.auto()
+    SIGNATURES = enum.auto()
+    ANSWERS = enum.auto()
+    DONE = enum.auto()
+    FAILED = enum.auto()
 
 
-# The legal moves: what follows when everybody has answered. Any state may also fail.
+EXPECTED: dict[State, type[Message]] = {
+    State.KEYS: AdvertiseKeys,
+    State.SHARES: ShareKeys,
+    State.INPUTS: MaskedInput,
+    State.SIGNATURES: ConsistencyCheck,
+    State.ANSWERS: Unmask,
+}
+# The legal moves: what follows when everybody has answered. Any of these may also fail.
 NEXT = {
     State.KEYS: State.SHARES,
     State.SHARES: State.INPUTS,
@@ -103,11 +110,11 @@ class SecAggServer:
     @property
     def phase_name(self) -> str:
         """The phase of the ledger that it waits in, or how the round ended."""
-        return self.state.name if self.done else self.state.value.PHASE
+        return EXPECTED[self.state].PHASE if self.state in EXPECTED else self.state.name
 
     @property
     def done(self) -> bool:
-        return self.state in (State.DONE, State.FAILED)
+        return self.state not in EXPECTED
 
     @property
     def failed(self) -> bool:
@@ -157,7 +164,7 @@ class SecAggServer:
     # ---- checks; each raises before it changes anything ----
 
     def _check_expected(self, message: Message) -> None:
-        in_turn = type(message) is self.state.value
+        in_turn = type(message) is EXPECTED.get(self.state)
         if in_turn and not self.rules.covers(message):
             name, own = (round_name(of.round, of.purpose) for of in (message, self.rules))
             raise self._wrong(message, f"sent a message of {name} in {own}")

@@ -6,12 +6,11 @@ one chunk to a rank), `_take` (one arrived chunk, if any) and `_unsent` (how muc
 
 import time
 from abc import ABC, abstractmethod
-
-import numpy as np
+from typing import Any
 
 from fedmpi.errors import TransportError, WireError
 from fedmpi.transport.ledger import Ledger
-from fedmpi.wire.frame import FRAMING, Header
+from fedmpi.wire.frame import FRAMING, Buffer, Header
 from fedmpi.wire.messages import Account, Message, decode, encode
 
 # MPI counts are 32-bit in many builds, so a frame above 2 GiB cannot be one message. Chunks from one sender arrive in
@@ -30,7 +29,7 @@ class Endpoint(ABC):
         self.ledger = Ledger(rank)
         self.bytes_given = 0  # counted at the transport's own door, to hold the ledger against
         self._chunk = max(chunk, FRAMING)
-        self._partial: dict[int, list] = {}
+        self._partial: dict[int, list[Buffer]] = {}
 
     def send(self, rank: int, message: Message) -> None:
         """Start sending and return at once; the transport keeps the bytes until they are gone."""
@@ -45,9 +44,9 @@ class Endpoint(ABC):
             self._post(rank, piece)
         return len(frame) - FRAMING
 
-    def send_account(self, rank: int, facts: dict) -> None:
+    def send_account(self, rank: int, facts: dict[str, Any]) -> None:
         """Send the ledger of everything up to and including this very message, and start a new one."""
-        draft = Account(rows=np.zeros((0, Account.COLUMNS), np.int64), facts=facts)
+        draft = Account(facts=facts)
         rows = self.ledger.rows_after(draft, rank)
         size = Account.wire_size(rows, len(draft.buffers()[-1]))
         self.ledger.record(draft, rank, size)
@@ -86,7 +85,7 @@ class Endpoint(ABC):
         time.sleep(min(nap, longest))
         return min(2 * nap, longest)
 
-    def _assemble(self, source: int, piece) -> tuple[int, Message] | None:
+    def _assemble(self, source: int, piece: Buffer) -> tuple[int, Message] | None:
         pieces = self._partial.setdefault(source, [])
         pieces.append(piece)
         try:
@@ -105,7 +104,7 @@ class Endpoint(ABC):
     def _post(self, rank: int, piece: memoryview) -> None: ...
 
     @abstractmethod
-    def _take(self) -> tuple[int, object] | None: ...
+    def _take(self) -> tuple[int, Buffer] | None: ...
 
     @abstractmethod
     def _unsent(self) -> int: ...

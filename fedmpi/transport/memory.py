@@ -2,9 +2,12 @@
 
 import queue
 import threading
+from collections.abc import Callable
+from typing import Any
 
 from fedmpi.errors import TransportError
 from fedmpi.transport.endpoint import CHUNK, Endpoint
+from fedmpi.wire.frame import Buffer
 
 
 class Disconnected(TransportError):
@@ -15,7 +18,7 @@ class Hub:
     """The queues between the endpoints of one job."""
 
     def __init__(self, size: int, chunk: int = CHUNK):
-        self.queues = [queue.SimpleQueue() for _ in range(size)]
+        self.queues: list[queue.SimpleQueue[tuple[int, Buffer]]] = [queue.SimpleQueue() for _ in range(size)]
         self.broken = threading.Event()
         self.endpoints = [MemoryEndpoint(self, rank, size, chunk) for rank in range(size)]
 
@@ -25,10 +28,10 @@ class MemoryEndpoint(Endpoint):
         super().__init__(rank, size, chunk)
         self._hub = hub
 
-    def _post(self, rank, piece):
+    def _post(self, rank: int, piece: memoryview) -> None:
         self._hub.queues[rank].put((self.rank, bytes(piece)))
 
-    def _take(self):
+    def _take(self) -> tuple[int, Buffer] | None:
         if self._hub.broken.is_set():
             raise Disconnected("another rank ended the job")
         try:
@@ -36,17 +39,18 @@ class MemoryEndpoint(Endpoint):
         except queue.Empty:
             return None
 
-    def _unsent(self):
+    def _unsent(self) -> int:
         return 0
 
-    def abort(self, code):
+    def abort(self, code: int) -> None:
         self._hub.broken.set()
 
 
-def run_ranks(size: int, target, chunk: int = CHUNK) -> list:
+def run_ranks(size: int, target: Callable[[Endpoint], Any], chunk: int = CHUNK) -> list[Any]:
     """Call target(endpoint) once per rank, each in a thread; the results by rank, or the first exception raised."""
     hub = Hub(size, chunk)
-    results, errors = [None] * size, []
+    results: list[Any] = [None] * size
+    errors: list[BaseException] = []
 
     def work(rank: int) -> None:
         try:

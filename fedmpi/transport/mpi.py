@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 
 import mpi4py
 import numpy as np
@@ -40,25 +41,25 @@ class MpiEndpoint(Endpoint):
         self._status = MPI.Status()
         self._name: socket.socket | None = None
 
-    def _post(self, rank, piece):
+    def _post(self, rank: int, piece: memoryview) -> None:
         with self._blame(rank):
             self._outgoing.append((rank, self._comm.Isend([piece, MPI.BYTE], dest=rank, tag=TAG), piece))
 
-    def _take(self):
+    def _take(self) -> tuple[int, memoryview] | None:
         self._unsent()
         with self._blame(None):
             matched = self._comm.improbe(MPI.ANY_SOURCE, TAG, self._status)
             if matched is None:
                 return None
             source, size = self._status.Get_source(), self._status.Get_count(MPI.BYTE)
-        piece = memoryview(np.empty(size, np.uint8))
+        piece = np.empty(size, np.uint8).data
         with self._blame(source):
             request = matched.Irecv([piece, MPI.BYTE])
             while not request.Test():
                 time.sleep(SHORTEST_NAP)  # the sender is sending: every look moves a part of it
         return source, piece
 
-    def _unsent(self):
+    def _unsent(self) -> int:
         still = []
         for entry in self._outgoing:
             with self._blame(entry[0]):
@@ -68,7 +69,7 @@ class MpiEndpoint(Endpoint):
         return len(still)
 
     @contextlib.contextmanager
-    def _blame(self, rank):
+    def _blame(self, rank: int | None) -> Iterator[None]:
         try:
             yield
         except MPI.Exception as error:
@@ -86,7 +87,7 @@ class MpiEndpoint(Endpoint):
             return "a rank"
         return f"rank {', '.join(map(str, sorted(ranks)))}" if len(ranks) else "a rank"
 
-    def speak_first(self):
+    def speak_first(self) -> None:
         # A name that only one process of a host can hold, and that goes with it. Without a launcher that names the job,
         # as MPICH's, everybody is the first.
         if self._name is None and JOB:
@@ -97,7 +98,7 @@ class MpiEndpoint(Endpoint):
                 if error.errno == errno.EADDRINUSE:  # anything else is part of what failed here
                     time.sleep(GRACE)
 
-    def abort(self, code):
+    def abort(self, code: int) -> None:
         self.speak_first()
         for stream in sys.stdout, sys.stderr:
             with contextlib.suppress(OSError):
@@ -126,9 +127,9 @@ class MpiEndpoint(Endpoint):
                     process.kill()
             psutil.wait_procs(others, timeout=GRACE)
         finally:  # without memory or files of its own it cannot look for others, but leave it can
-            if code is None:
-                os.kill(os.getpid(), signal.SIGKILL)
-            os._exit(code)
+            if code is not None:
+                os._exit(code)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _processes_of_job() -> list[psutil.Process]:

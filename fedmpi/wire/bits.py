@@ -30,17 +30,28 @@ from __future__ import annotations
 
 from math import gcd
 from operator import index
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.errors import WireError
+
+Words = NDArray[np.uint64]
+Octets = NDArray[np.uint8]
+Data = bytes | bytearray | memoryview | Octets
 
 _WORD_BITS = 64
 # 1 MiB of uint64: below 2^16 the fixed cost of a numpy call shows, above 2^18 the chunk leaves the cache.
 _CHUNK = 1 << 17
 # With fewer groups than this the ~100 numpy calls of the column loop cost more than the bit matrix.
 _MIN_GROUPS = 16
-_BYTE_WIDTHS = {8: np.dtype("<u1"), 16: np.dtype("<u2"), 32: np.dtype("<u4"), 64: np.dtype("<u8")}
+_BYTE_WIDTHS: dict[int, np.dtype[Any]] = {
+    8: np.dtype("<u1"),
+    16: np.dtype("<u2"),
+    32: np.dtype("<u4"),
+    64: np.dtype("<u8"),
+}
 _LITTLE_U64 = np.dtype("<u8")
 _LOADABLE = _WORD_BITS - 7  # widths that fit a word at any bit of a byte
 _ALIGNED = 128  # values at a time that pack joins in pairs, up to four times over, and still are groups of eight
@@ -52,7 +63,7 @@ def packed_size(count: int, bits: int) -> int:
     return (count * bits + 7) // 8
 
 
-def pack(values: np.ndarray, bits: int) -> bytes:
+def pack(values: NDArray[Any], bits: int) -> bytes:
     """Packs a vector of integers in [0, 2^bits). Any integer dtype will do."""
     values = _integer_vector(values)
     _, bits = _checked_shape(values.size, bits)
@@ -63,7 +74,7 @@ def pack(values: np.ndarray, bits: int) -> bytes:
     return b"".join(_pack_chunk(values[start : start + _CHUNK], bits) for start in range(0, values.size, _CHUNK))
 
 
-def unpack(data: bytes | bytearray | memoryview, count: int, bits: int) -> np.ndarray:
+def unpack(data: Data, count: int, bits: int) -> Words:
     """The `count` values of `bits` bits each in `data`, as uint64. The length is checked before any allocation."""
     count, bits = _checked_shape(count, bits)
     raw = _payload(data, count, bits)
@@ -94,7 +105,7 @@ class PackedSum:
         self._heads = np.zeros((8, self._groups), self._word.newbyteorder("="))
         self._rest = np.zeros(count - 8 * self._groups, self._direct or np.uint64)
 
-    def add(self, data: bytes | bytearray | memoryview) -> None:
+    def add(self, data: Data) -> None:
         """One more vector; WireError if it is not one of this shape, and then nothing is added."""
         raw = _payload(data, self._count, self._bits)
         if self._direct:
@@ -106,12 +117,14 @@ class PackedSum:
             head += values >> head.dtype.type(shift)
         self._rest += unpack(raw[self._groups * self._bits :], self._rest.size, self._bits)
 
-    def total(self) -> np.ndarray:
+    def total(self) -> Words:
         heads = self._heads.T.reshape(-1).astype(np.uint64)
-        return np.concatenate([heads, self._rest.astype(np.uint64)]) & _mask(self._bits)
+        total: Words = np.concatenate([heads, self._rest.astype(np.uint64)])
+        total &= _mask(self._bits)
+        return total
 
 
-def pack_signed(values: np.ndarray, bits: int) -> bytes:
+def pack_signed(values: NDArray[Any], bits: int) -> bytes:
     """Packs integers in [-2^(bits-1), 2^(bits-1)) as their residues modulo 2^bits (two's complement)."""
     values = _integer_vector(values)
     _, bits = _checked_shape(values.size, bits)
@@ -127,7 +140,7 @@ def pack_signed(values: np.ndarray, bits: int) -> bytes:
     )
 
 
-def unpack_signed(data: bytes | bytearray | memoryview, count: int, bits: int) -> np.ndarray:
+def unpack_signed(data: Data, count: int, bits: int) -> NDArray[np.int64]:
     """The inverse of `pack_signed`, as int64."""
     values = unpack(data, count, bits)
     # (v ^ s) - s with s = 2^(bits-1) carries the sign bit into the bits above it; uint64 arithmetic wraps as needed.
@@ -147,14 +160,14 @@ def _checked_shape(count: int, bits: int) -> tuple[int, int]:
     return count, bits
 
 
-def _integer_vector(values: np.ndarray) -> np.ndarray:
+def _integer_vector(values: NDArray[Any]) -> NDArray[Any]:
     values = np.asarray(values)
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ValueError(f"array of {values.dtype} with shape {values.shape}, expected a vector of integers")
     return values
 
 
-def _payload(data: bytes | bytearray | memoryview, count: int, bits: int) -> np.ndarray:
+def _payload(data: Data, count: int, bits: int) -> Octets:
     """`data` as bytes, once its length and its padding are those of `count` values."""
     size = packed_size(count, bits)
     raw = np.frombuffer(data, np.uint8)
@@ -167,7 +180,8 @@ def _payload(data: bytes | bytearray | memoryview, count: int, bits: int) -> np.
 
 
 def _mask(bits: int) -> np.uint64:
-    return np.uint64((1 << bits) - 1)
+    mask: np.uint64 = np.uint64((1 << bits) - 1)
+    return mask
 
 
 def _groups(count: int, bits: int) -> tuple[int, int, int]:
@@ -178,15 +192,15 @@ def _groups(count: int, bits: int) -> tuple[int, int, int]:
     return (groups if groups >= _MIN_GROUPS else 0), columns, words
 
 
-def _pack_chunk(values: np.ndarray, bits: int) -> bytes:
+def _pack_chunk(values: NDArray[Any], bits: int) -> bytes:
     if bits in _BYTE_WIDTHS:
         return values.astype(_BYTE_WIDTHS[bits], copy=False).tobytes()
     split = values.size // _ALIGNED * _ALIGNED
     return (_pack_joined(values[:split], bits) if split else b"") + _pack_rest(values[split:], bits)
 
 
-def _pack_joined(values: np.ndarray, bits: int) -> bytes:
-    as_words = {"dtype": np.uint64, "casting": "unsafe"}  # values fit, whatever their type
+def _pack_joined(values: NDArray[Any], bits: int) -> bytes:
+    as_words: dict[str, Any] = {"dtype": np.uint64, "casting": "unsafe"}  # values fit, whatever their type
     while 2 * bits <= _LOADABLE and bits not in _BYTE_WIDTHS:
         joined = np.left_shift(values[1::2], np.uint64(bits), **as_words)
         values = np.bitwise_or(joined, values[::2], out=joined, **as_words)
@@ -210,13 +224,13 @@ def _pack_joined(values: np.ndarray, bits: int) -> bytes:
     return stream[: groups * bits].tobytes()
 
 
-def _pack_rest(values: np.ndarray, bits: int) -> bytes:
+def _pack_rest(values: NDArray[Any], bits: int) -> bytes:
     octets = values.astype(_LITTLE_U64, order="C").view(np.uint8).reshape(-1, 8)
     matrix = np.unpackbits(octets, axis=1, bitorder="little")
     return np.packbits(matrix[:, :bits], bitorder="little").tobytes()
 
 
-def _unpack_chunk(raw: np.ndarray, bits: int, out: np.ndarray) -> None:
+def _unpack_chunk(raw: Octets, bits: int, out: Words) -> None:
     if bits in _BYTE_WIDTHS:
         out[:] = np.frombuffer(raw, _BYTE_WIDTHS[bits])
         return
@@ -229,7 +243,7 @@ def _unpack_chunk(raw: np.ndarray, bits: int, out: np.ndarray) -> None:
         _unpack_rest(raw[split_byte:], bits, out[split:])
 
 
-def _unpack_groups(raw: np.ndarray, bits: int, columns: int, words: int, out: np.ndarray) -> None:
+def _unpack_groups(raw: Octets, bits: int, columns: int, words: int, out: Words) -> None:
     by_word = np.frombuffer(raw, _LITTLE_U64).reshape(-1, words).T.astype(np.uint64, order="C")
     by_column = np.empty((columns, by_word.shape[1]), np.uint64)
     spilled = np.empty(by_word.shape[1], np.uint64)
@@ -245,7 +259,7 @@ def _unpack_groups(raw: np.ndarray, bits: int, columns: int, words: int, out: np
     out.reshape(-1, columns)[:] = by_column.T
 
 
-def _unpack_rest(raw: np.ndarray, bits: int, out: np.ndarray) -> None:
+def _unpack_rest(raw: Octets, bits: int, out: Words) -> None:
     matrix = np.zeros((out.size, _WORD_BITS), np.uint8)
     matrix[:, :bits] = np.unpackbits(raw, count=out.size * bits, bitorder="little").reshape(-1, bits)
     out[:] = np.packbits(matrix, axis=1, bitorder="little").view(_LITTLE_U64).ravel()

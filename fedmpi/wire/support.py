@@ -40,9 +40,12 @@ from math import exp, lgamma, log, log1p
 from operator import index
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedmpi.errors import WireError
 from fedmpi.wire.bits import pack, packed_size, unpack
+
+Ints = NDArray[np.int64]
 
 # Keeps every intermediate of the decoder, less than 8 d even for forged streams, well inside int64.
 MAX_DIMENSION = 1 << 48
@@ -51,7 +54,7 @@ MAX_DIMENSION = 1 << 48
 _SUM_LIMIT = 1 << 13
 
 
-def encode_support(indices: np.ndarray, dimension: int) -> bytes:
+def encode_support(indices: Ints, dimension: int) -> bytes:
     """The encoding of strictly increasing `indices` in range(dimension); ValueError if they are not that."""
     dimension = _checked_dimension(dimension)
     indices = _checked_indices(indices, dimension)
@@ -72,7 +75,7 @@ def encode_support(indices: np.ndarray, dimension: int) -> bytes:
     return b"".join((header, pack(remainders.view(np.uint64), width), extra.tobytes(), _bitmap(ends)))
 
 
-def decode_support(data: bytes | bytearray | memoryview, dimension: int, max_count: int | None = None) -> np.ndarray:
+def decode_support(data: bytes | bytearray | memoryview, dimension: int, max_count: int | None = None) -> Ints:
     """The indices in `data`, increasing, as int64; WireError unless `data` is the encoding of a support.
 
     A count must be plausible for the length of the data before anything is allocated for it: memory is at most a
@@ -101,29 +104,8 @@ def decode_support(data: bytes | bytearray | memoryview, dimension: int, max_cou
     return _complement(coded, dimension)
 
 
-def support_size(indices: np.ndarray, dimension: int) -> int:
-    """len(encode_support(indices, dimension)), from the gaps and without encoding.
-
-    With q_i and r_i the quotients and remainders of the n gaps by M:
-    count + ceil(n w / 8) + ceil(#{r_i >= u} / 8) + ceil((n + sum q_i) / 8) bytes.
-    """
-    dimension = _checked_dimension(dimension)
-    indices = _checked_indices(indices, dimension)
-    coded = _coded_set(indices, dimension)
-    size = _count_size(dimension)
-    if not coded.size:
-        return size
-    modulus = golomb_modulus(coded.size, dimension)
-    if modulus == 1:
-        return size + int(coded[-1]) // 8 + 1
-    remainders, ends = _split_gaps(coded, modulus)
-    width, cutoff = _truncated_binary(modulus)
-    extra = int(np.count_nonzero(remainders >= cutoff))
-    return size + packed_size(coded.size, width) + packed_size(extra, 1) + int(ends[-1]) // 8 + 1
-
-
 def expected_support_bits(count: int, dimension: int) -> float:
-    """The mean of 8 * support_size over all supports of `count` indices, to within about a byte.
+    """The mean size of all supports of `count` indices, to within about a byte.
 
     The padding of the extra and quotient streams is taken as 3.5 bits each, the mean over lengths that spread evenly
     modulo 8.
@@ -189,7 +171,7 @@ def _coded_count(count: int, dimension: int) -> int:
     return min(count, dimension - count)
 
 
-def _checked_indices(indices: np.ndarray, dimension: int) -> np.ndarray:
+def _checked_indices(indices: Ints, dimension: int) -> Ints:
     indices = np.asarray(indices)
     if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
         raise ValueError(f"array of {indices.dtype} with shape {indices.shape}, expected a vector of integers")
@@ -203,17 +185,17 @@ def _checked_indices(indices: np.ndarray, dimension: int) -> np.ndarray:
     return indices
 
 
-def _complement(indices: np.ndarray, dimension: int) -> np.ndarray:
+def _complement(indices: Ints, dimension: int) -> Ints:
     mask = np.ones(dimension, bool)
     mask[indices] = False
     return np.flatnonzero(mask).astype(np.int64, copy=False)
 
 
-def _coded_set(indices: np.ndarray, dimension: int) -> np.ndarray:
+def _coded_set(indices: Ints, dimension: int) -> Ints:
     return _complement(indices, dimension) if 2 * indices.size > dimension else indices
 
 
-def _split_gaps(coded: np.ndarray, modulus: int) -> tuple[np.ndarray, np.ndarray]:
+def _split_gaps(coded: Ints, modulus: int) -> tuple[Ints, Ints]:
     """The remainder of each gap, and the position in the quotient stream of the one that ends its quotient."""
     gaps = np.diff(coded, prepend=-1)
     gaps -= 1
@@ -225,14 +207,14 @@ def _split_gaps(coded: np.ndarray, modulus: int) -> tuple[np.ndarray, np.ndarray
     return gaps, ends
 
 
-def _bitmap(ones: np.ndarray) -> bytes:
+def _bitmap(ones: Ints) -> bytes:
     """The bit string with ones at the given increasing positions, ending with the last of them."""
     mask = np.zeros(int(ones[-1]) + 1, bool)
     mask[ones] = True
     return np.packbits(mask, bitorder="little").tobytes()
 
 
-def _decode_gaps(body: memoryview, coded: int, dimension: int) -> np.ndarray:
+def _decode_gaps(body: memoryview, coded: int, dimension: int) -> Ints:
     """The coded set of `coded` indices from the streams after the count."""
     if not coded:
         if len(body):
@@ -266,7 +248,7 @@ def _decode_gaps(body: memoryview, coded: int, dimension: int) -> np.ndarray:
     return indices
 
 
-def _add_extra(remainders: np.ndarray, rest: memoryview, cutoff: int) -> memoryview:
+def _add_extra(remainders: Ints, rest: memoryview, cutoff: int) -> memoryview:
     """Turns base values into remainders with the extra stream at the start of `rest`; returns what follows it."""
     long = np.flatnonzero(remainders >= cutoff)
     # `rest` has a bit or more per gap, as was checked, so that this many are there.
@@ -279,7 +261,7 @@ def _add_extra(remainders: np.ndarray, rest: memoryview, cutoff: int) -> memoryv
     return rest[size:]
 
 
-def _quotient_ends(stream: memoryview, coded: int, most: int) -> np.ndarray:
+def _quotient_ends(stream: memoryview, coded: int, most: int) -> Ints:
     """The positions of the ones in the quotient stream; the quotients of a support add up to `most` or less."""
     longest = packed_size(coded + most, 1)
     if len(stream) > longest:
