@@ -397,3 +397,33 @@ def test_sums_that_do_not_fit_are_refused():
         leak_from_sum([], run.counts, LAMBDA)
     with pytest.raises(DataError):
         leak_from_sum(run.sums, run.counts[1:], LAMBDA)
+
+
+def test_ratings_that_are_not_there_are_no_score_and_no_crash():
+    assert np.isnan(exactly_recovered(np.empty(0), np.empty(0)))
+    assert place_on_grid(np.empty(0), GRID).size == 0
+
+
+def test_what_gives_no_scale_is_said():
+    rng = np.random.default_rng(0)
+    q_rows, errors = rng.normal(size=(5, 3)), rng.normal(size=5)
+    factors = np.array([0.0, 1.0, 2.0])
+    seen = Observation(q_rows, LAMBDA * q_rows - np.outer(errors, factors))
+    with pytest.raises(Undetermined, match="they give no scale"):
+        leak([seen], LAMBDA, fixed={0: 1.0})
+    with pytest.raises(Undetermined, match="anywhere near the grid"):
+        leak([seen], LAMBDA, grid=np.array([1e9, 2e9]))
+    q_rows[:, 1:] = 0.0
+    with pytest.raises(Undetermined, match="its predictions are all zero"):
+        leak([Observation(q_rows, LAMBDA * q_rows - np.outer(errors, factors))], LAMBDA, grid=GRID)
+
+
+def test_a_group_too_small_or_without_a_scale_is_left_alone():
+    """Two rows of one party, and three of another whose predictions are all zero: neither gives a rating away."""
+    rng = np.random.default_rng(1)
+    q_rows = rng.normal(size=(5, 4))
+    q_rows[2:, 2:] = 0.0
+    factors = np.array([[1.0, 2.0, 0.5, 1.0]] * 2 + [[0.0, 0.0, 1.0, 2.0]] * 3)
+    seen = Observation(q_rows, LAMBDA * q_rows - rng.normal(size=(5, 1)) * factors)
+    found = leak_from_sum([seen], np.ones(5), LAMBDA, grid=GRID)
+    assert found.single_rater_items == 5 and not found.items.size and not found.leaks

@@ -12,10 +12,11 @@ from secagg_driver import Round, identities
 
 from fedmpi.crypto import shamir
 from fedmpi.crypto.keys import Agreement
-from fedmpi.errors import ConfigError, CryptoError, Fault, ProtocolError
+from fedmpi.errors import ConfigError, CryptoError, DataError, Fault, ProtocolError
 from fedmpi.secagg import graph as graphs
 from fedmpi.secagg import messages as m
 from fedmpi.secagg import party as states
+from fedmpi.secagg import pki
 from fedmpi.secagg.pairs import bundle_channel, mask_key
 from fedmpi.secagg.party import SecAggParty
 from fedmpi.secagg.rules import Rules, share_points
@@ -284,6 +285,14 @@ def test_wrong_key_lists_are_refused_and_change_nothing():
     assert isinstance(party.receive(good), m.ShareKeys)
 
 
+def test_a_peer_whose_mask_key_is_of_low_order_gets_no_input():
+    """Only the server looks at a mask key before it is used; one that lets it pass finds the party refusing."""
+    party, good, _ = at_phase(m.KeyList)
+    party.receive(replace(good, peers=(dataclasses.replace(good.peers[0], mask_key=bytes(32)), *good.peers[1:])))
+    bundles = tuple(m.Bundle(peer.party, bytes(m.SEALED)) for peer in good.peers)
+    refused(party, m.ShareList(3, party.party, bundles), f"cannot agree with the key of party {good.peers[0].party}")
+
+
 def test_wrong_share_lists_are_refused():
     party, good, _ = at_phase(m.ShareList)
     refused(party, replace(good, bundles=(*good.bundles, good.bundles[0])), "two of one party")
@@ -460,6 +469,48 @@ def test_a_dealer_that_committed_to_another_secret_is_named():
     assert round.server.failed and f"party {LIAR} shared another secret than it committed to" in round.server.reason
 
 
+def test_more_wrong_shares_than_can_be_told_apart_fail_the_round_and_accuse_nobody():
+    def tamper(message):
+        if isinstance(message, m.Unmask) and message.party in (3, 6, 9):
+            wrong = [dataclasses.replace(a, share=bytes(32) + bytes([message.party])) for a in message.answers]
+            return [replace(message, answers=tuple(wrong))]
+
+    round = Round(9, threshold=5).run(tamper=tamper)
+    assert round.server.failed and "too few to tell who lied" in round.server.reason and not round.server.faults
+
+
+def test_shares_of_a_number_that_is_no_secret_open_nothing():
+    assert Round(4).run().server._checked(0, 2**256) is None
+
+
+WRONG_ANSWERS = {
+    "answered for 6 peers, expected 7": lambda x: replace(x, answers=x.answers[1:]),
+    "that is no share": lambda x: replace(x, answers=(m.SelfMaskShare(0, b"\xff" * m.SHARE), *x.answers[1:])),
+}
+
+
+@pytest.mark.parametrize("said", WRONG_ANSWERS)
+def test_answers_that_cannot_be_used_are_refused_and_done_without(said):
+    round = Round(7).run(tamper=lie_once(m.Unmask, LIAR, WRONG_ANSWERS[said]))
+    assert any(fault.party == LIAR and said in fault.what for fault in round.server.faults)
+    round.check_sum(round.cohort)
+
+
+def test_a_round_in_which_nobody_is_left_fails_with_the_reason():
+    round = Round(4).run(dict.fromkeys(Round(4).cohort, "MaskedInput"))
+    assert round.server.reason == "round 3, MaskedInput: no party sent its input, the threshold is 3"
+    assert round.server.drop(0) == [] and round.server.phase_name == "FAILED"
+
+
+def test_whoever_is_late_is_lost():
+    round = Round(5)
+    queue = [round.parties[p].start() for p in round.cohort[:4]]
+    assert not any(round.server.receive(message) for message in queue)
+    assert round.server.waiting() == (12,)
+    shown = round.server.expire()
+    assert [party for party, _ in shown] == [0, 3, 6, 9] and round.server.phase_name == "ShareKeys"
+
+
 # ---- the server refuses without a trace ----
 
 
@@ -489,6 +540,25 @@ def test_the_server_changes_nothing_on_a_refused_message():
 def test_an_active_round_is_exact_too():
     round = Round(6, identities=identities(6)).run({3: "MaskedInput", 6: "ConsistencyCheck"})
     round.check_sum([p for p in round.cohort if p != 3])
+
+
+@pytest.mark.parametrize(
+    "kind, change, said",
+    [
+        (m.AdvertiseKeys, dict(signature=b""), "keys without a signature"),
+        (m.AdvertiseKeys, dict(signature=bytes(64)), "keys that its identity did not sign"),
+        (m.ConsistencyCheck, dict(signature=bytes(64)), "a signature that does not fit the survivors"),
+    ],
+)
+def test_signatures_that_are_missing_or_wrong_are_refused(kind, change, said):
+    round = Round(7, identities=identities(7)).run(tamper=lie_once(kind, LIAR, lambda x: replace(x, **change)))
+    assert any(fault.party == LIAR and said in fault.what for fault in round.server.faults)
+    round.check_sum()
+
+
+def test_where_nobody_signs_a_signature_is_refused():
+    signed = lie_once(m.AdvertiseKeys, LIAR, lambda x: replace(x, signature=bytes(64)))
+    assert Fault(LIAR, "AdvertiseKeys", "sent a signature") in Round(7).run(tamper=signed).server.faults
 
 
 def test_keys_that_the_server_made_up_are_caught():
@@ -554,6 +624,23 @@ def test_without_an_identity_there_is_no_active_round():
     rules = Rules(b"s" * 16, 1, 4, 3, 3, 4, 20, active=True)
     with pytest.raises(ProtocolError, match="identity key"):
         SecAggParty(rules, 0, np.zeros(4, np.uint64))
+
+
+def test_identities_are_made_from_the_command_line_and_never_overwritten(tmp_path, monkeypatch, capsys):
+    def command(parties):
+        monkeypatch.setattr("sys.argv", ["pki", str(tmp_path / "ids"), "--parties", parties])
+        pki.main()
+
+    command("2")
+    public = pki.read_public(tmp_path / "ids", 2)
+    assert pki.read_identity(tmp_path / "ids", 1, public).public == public
+    for parties, said in (("2", "exists already"), ("0", "must be 1 or more")):
+        with pytest.raises(SystemExit) as ended:
+            command(parties)
+        assert ended.value.code == 2 and said in capsys.readouterr().err
+    (tmp_path / "ids.keys" / "party-00001.key").unlink()
+    with pytest.raises(DataError, match="party-00001.key cannot be read"):
+        pki.read_identity(tmp_path / "ids", 1, public)
 
 
 # ---- what a masked input shows ----

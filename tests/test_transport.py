@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.errors import WireError
+from fedmpi.errors import DataError, TransportError, WireError
 from fedmpi.transport.ledger import Ledger
-from fedmpi.transport.memory import Hub, run_ranks
+from fedmpi.transport.memory import Disconnected, Hub, run_ranks
 from fedmpi.wire.frame import FRAMING
 from fedmpi.wire.messages import Evaluate, PlainInput, Ready, Stop, Train, encode
+from fedmpi.wire.phases import Purpose
 
 
 def theta(size):
@@ -103,6 +104,47 @@ def test_an_account_holds_its_own_bytes_and_merges_to_the_truth():
     assert given_by_client == sent
     assert server.ledger.bytes_given() == server.bytes_given + given_by_client
     assert server.ledger.total("messages", direction="up") == 4
+
+
+def test_without_detail_the_totals_are_the_same():
+    message = Train(3, -1, (4, 5, 6), 20, 0, theta(10))
+    ledgers = [Ledger(0, detailed) for detailed in (True, False)]
+    for ledger in ledgers:
+        ledger.record(message, 2, len(encode(message)) - FRAMING)
+    full, brief = ledgers
+    assert (len(full.table()), len(brief.table())) == (4, 1)
+    assert full.summary("down") == brief.summary("down") and full.summary("down", ["model"]) == full.summary("down")
+    assert not any(full.summary("up").values()) and not any(full.summary("down", ["update"]).values())
+
+
+def test_a_round_and_its_test_are_counted_apart():
+    ledger = Ledger(1)
+    for purpose in Purpose:
+        ledger.record(PlainInput(3, 4, b"", b"xyz", purpose=purpose), 0, 7)
+    assert ledger.total("messages", purpose="test") == ledger.total("messages", purpose="training") == 1
+    assert [line.split(",")[:6] for line in ledger.csv().splitlines()[1:]] == [
+        ["3", purpose, "update", "PlainInput", "up", "1"] for purpose in ("training", "test")
+    ]
+
+
+def test_a_ledger_of_another_version_is_refused():
+    with pytest.raises(DataError, match="of another version"):
+        Ledger(0).merge(np.zeros((2, 11), np.int64))
+
+
+def test_what_is_not_taken_in_time_is_said():
+    (endpoint,) = Hub(1).endpoints
+    endpoint._unsent = lambda: 3
+    with pytest.raises(TransportError, match="rank 0: 3 chunks were not taken within 0.01 s"):
+        endpoint.flush(0.01)
+
+
+def test_a_rank_that_aborts_ends_the_others():
+    def rank(endpoint):
+        endpoint.abort(2) if endpoint.rank else endpoint.poll()
+
+    with pytest.raises(Disconnected):
+        run_ranks(2, rank)
 
 
 def test_the_csv_has_the_same_totals():

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from fedmpi.errors import WireError
 from fedmpi.secagg import messages as secagg
+from fedmpi.wire.control import Stop
 from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, MAX_ROUND, VERSION, Header
+from fedmpi.wire.message import register
 from fedmpi.wire.messages import (
     MESSAGES,
     Account,
@@ -22,7 +24,6 @@ from fedmpi.wire.messages import (
     PlainRows,
     Ready,
     Setup,
-    Stop,
     SupportProposal,
     SupportUnion,
     Train,
@@ -132,6 +133,59 @@ LAWS = {
 
 def test_every_message_has_a_law():
     assert set(LAWS) == set(MESSAGES.values())
+
+
+def framed(kind, payload):
+    return Header(kind.TYPE, 1, 2, len(payload)).pack() + payload
+
+
+@pytest.mark.parametrize(
+    "kind, payload, said",
+    [
+        (Setup, bytes(4) + b"\xff", "Setup: configuration is not UTF-8"),
+        (Train, bytes(12) + b"abc", "Train: 3 bytes are not a whole number of float32"),
+        (PlainRows, bytes(4) + b"\0\x08\1\0\0\0", "PlainRows: rows of 1 values, 0 bits a row number and 8 a value"),
+        (PlainRows, bytes(4) + b"\x08\x08\0\0\0\0", "PlainRows: rows of 0 values"),
+        (Account, bytes(12) + b"{", "Account: facts are not JSON"),
+        (Account, bytes(12) + b"[" * 100_000, "Account: facts are not JSON"),
+        (Account, bytes(12) + b"[]", "Account: facts are not a JSON object"),
+        (secagg.AdvertiseKeys, bytes(64 + 63), "AdvertiseKeys: a signature of 63 bytes, expected 64 or none"),
+        (secagg.KeyList, b"\2", "KeyList: flag 2, expected 0 or 1"),
+        (secagg.Unmask, b"\1\0\0\0" + b"\3\0\0\0\0", "Unmask: an answer of kind 3, expected below 3"),
+        (Checkpoint, b"x", "Checkpoint: 1 bytes left over"),
+        (Ready, bytes(5), "Ready: 12 bytes announced, 5 left"),
+    ],
+)
+def test_what_is_wrong_with_a_payload_is_said(kind, payload, said):
+    with pytest.raises(WireError, match=said):
+        decode(framed(kind, payload))
+
+
+def test_a_number_stands_for_one_message():
+    class Imposter(Stop):
+        pass
+
+    with pytest.raises(ValueError, match="Imposter: type 9 is taken by Stop"):
+        register(Imposter)
+    assert MESSAGES[Stop.TYPE] is Stop
+
+
+@given(anything)
+def test_whoever_a_message_serves_is_charged_as_if_alone(message):
+    """Where it serves one party, that is the message itself; what is kept for the record alone is charged to nobody."""
+    charged = list(message.shares())
+    if isinstance(message, (Checkpoint, Stop, Account)):
+        assert not charged
+    elif isinstance(message, Ready):
+        assert not charged  # a decoded one does not know its parties
+        named = dataclasses.replace(message, parties=(7,), clear=message.clear[:1])
+        assert list(named.shares()) == [(7, Ready.wire_size(int(7 in named.clear)))]
+    elif hasattr(message, "parties"):
+        assert [party for party, _ in charged] == list(message.parties)
+        if len(charged) == 1:
+            assert charged[0][1] == LAWS[type(message)](message)
+    else:
+        assert charged == [(message.party, LAWS[type(message)](message))]
 
 
 @given(anything)

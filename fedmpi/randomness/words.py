@@ -63,10 +63,6 @@ class SeededWords:
         its own: shuffling and then reading words never reads the same bits twice."""
         return np.random.Generator(self._philox(_SHUFFLE))
 
-    def __repr__(self) -> str:
-        seed, purpose, party, round = self._about
-        return f"SeededWords(seed={seed}, purpose={purpose!r}, party={party}, round={round})"
-
 
 def labelled_generator(*label: object) -> np.random.Generator:
     """A numpy Generator under the parts of a label, for what is drawn before there are parties or rounds: no draw depends on
