@@ -1,1 +1,1 @@
-"""Secure aggregation: fixed-point encoding of what is summed."""
+"""Secure aggregation: the two sides of a round as state machines, their messages, and the graph of who masks with whom."""
