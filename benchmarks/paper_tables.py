@@ -23,7 +23,7 @@ from pathlib import Path
 from benchmarks.common import arguments, machine, save, show_machine
 from benchmarks.launch import KeptJobs
 from fedmpi.cli import resolve
-from fedmpi.data import catalog
+from fedmpi.data.images import catalog
 from fedmpi.errors import DataError, FedmpiError
 
 # Training samples of a party in the full data set.

@@ -20,7 +20,8 @@ import numpy as np
 
 from benchmarks.common import arguments, machine, save, show_machine
 from benchmarks.launch import ROOT, job
-from fedmpi.data.rating_store import RatingSpec, RatingStore, prepare_ratings
+from fedmpi.data.prepared import prepare
+from fedmpi.data.ratings.spec import RatingSpec
 
 DATASET, PARTIES = "ml-100k", 943
 FLAGS = (
@@ -41,7 +42,7 @@ OTHERS = {"defaults": "SVD, defaults", "SVD++": "SVD++, defaults"}
 def write_split(data_dir: Path, cache: str, folder: Path) -> None:
     """The ratings that the runs will see, as train.npy and test.npy: party, item, rating."""
     spec = RatingSpec(dataset=DATASET, data_dir=str(data_dir), parties=PARTIES, seed=0)
-    store = RatingStore.open(prepare_ratings(spec, cache))
+    store = spec.open(prepare(spec, cache))
     block = store.block(0, store.parties)
     for name, offsets, items, values in (
         ("train", block.train_offsets, block.train_items, block.train_values),

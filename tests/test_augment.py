@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from fedmpi.algorithm import load_method, method_names
-from fedmpi.data import catalog
-from fedmpi.data.store import PartitionSpec, Store, prepare
+from fedmpi.data.images import catalog
+from fedmpi.data.images.spec import PartitionSpec
+from fedmpi.data.images.store import Store
+from fedmpi.data.prepared import prepare
 from fedmpi.runtime import build
 from fedmpi.vision.augment import Augmentation
 from fedmpi.vision.methods._extractor import ExtractorMethod

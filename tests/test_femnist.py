@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedmpi.data import catalog, partition
-from fedmpi.data.store import PartitionSpec, Store, prepare
+from fedmpi.data.images import catalog, partition
+from fedmpi.data.images.spec import PartitionSpec
+from fedmpi.data.images.store import Store
+from fedmpi.data.prepared import prepare
 from fedmpi.errors import ConfigError, DataError
 
 FILE = "femnist-leaf-subset.npz"

@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmpi.data import catalog, idx, images
-from fedmpi.data.store import PartitionSpec, Store, prepare
+from fedmpi.data.images import catalog, idx, libraries
+from fedmpi.data.images.spec import PartitionSpec
+from fedmpi.data.images.store import Store
+from fedmpi.data.prepared import prepare
 from fedmpi.errors import DataError
 
 needs_torchvision = pytest.mark.skipif(
@@ -92,7 +94,7 @@ def test_letters_are_counted_from_zero_once_they_are_read(tmp_path):
 def test_torchvision_reads_the_same(name, tmp_path):
     """From the layout that it unpacks to; but it leaves EMNIST transposed, and its letters counted from 1."""
     write(tmp_path, name)
-    datasets = images.import_torchvision_datasets()
+    datasets = libraries.import_torchvision_datasets()
     ours = catalog.get(name).load(str(tmp_path))
     for train, x, y in ((True, ours.train_x, ours.train_y), (False, ours.test_x, ours.test_y)):
         if name in EMNIST:
@@ -114,7 +116,7 @@ def test_without_data_dir_the_files_go_to_the_cache(name, reader, tmp_path, monk
         write(Path(self.root), name)
 
     monkeypatch.setenv("FEDMPI_CACHE", str(tmp_path))
-    monkeypatch.setattr(getattr(images.import_torchvision_datasets(), reader), "download", download)
+    monkeypatch.setattr(getattr(libraries.import_torchvision_datasets(), reader), "download", download)
     assert len(catalog.get(name).load(None).train_x) == 124
     assert fetched == [(str(tmp_path / "downloads"), idx.SPLITS.get(name))]
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi.data import catalog, cifar, images
+from fedmpi.data.images import catalog, cifar, libraries, source
 from fedmpi.errors import ConfigError, DataError
 
 needs_torchvision = pytest.mark.skipif(
@@ -89,7 +89,7 @@ def write_binary(folder: Path, name: str, monkeypatch, per_file: int = PER_BATCH
 
 @pytest.fixture
 def datasets():
-    return images.import_torchvision_datasets()
+    return libraries.import_torchvision_datasets()
 
 
 # --- the catalog -----------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_unknown_data_set_is_told_of_images_and_ratings(name):
 
 def test_package_starts_without_heavy_imports():
     result = run_python(
-        "import sys, fedmpi.data.store, fedmpi.data.catalog, fedmpi.data.images, fedmpi.data.partition\n"
+        "import sys, fedmpi.data.images.spec, fedmpi.data.ratings.spec\n"
         "print([m for m in ('torch', 'torchvision', 'sklearn', 'scipy') if m in sys.modules])"
     )
     assert result.stdout.strip() == "[]", result.stderr
@@ -153,7 +153,7 @@ def test_torchvision_not_installed_gets_the_command_that_keeps_torch(monkeypatch
     with pytest.raises(
         DataError, match=r"is not installed; .*: pip install -c launch/constraints.txt -e '\.\[images\]'$"
     ):
-        images.import_torchvision_datasets()
+        libraries.import_torchvision_datasets()
 
 
 def fake_torchvision(folder: Path, body: str) -> None:
@@ -172,8 +172,8 @@ def test_missing_operator_is_declared_and_the_import_repeated(tmp_path):
         "        raise RuntimeError(f'operator torchvision::{name} does not exist')\n",
     )
     result = run_python(
-        "from fedmpi.data import images; import gc\n"
-        "assert images.import_torchvision_datasets().here\n"
+        "from fedmpi.data.images import libraries; import gc\n"
+        "assert libraries.import_torchvision_datasets().here\n"
         "gc.collect(); import torch; print(torch.ops.torchvision.nms.default._schema)",
         tmp_path,
     )
@@ -183,9 +183,9 @@ def test_missing_operator_is_declared_and_the_import_repeated(tmp_path):
 def test_any_other_failure_of_the_import_is_not_papered_over(tmp_path):
     fake_torchvision(tmp_path, "raise RuntimeError('built for\\nanother torch')\n")
     result = run_python(
-        "from fedmpi.data import images; from fedmpi.errors import DataError\n"
-        "try:\n    images.import_torchvision_datasets()\n"
-        "except DataError as error:\n    print(error, images._defined_operators)",
+        "from fedmpi.data.images import libraries; from fedmpi.errors import DataError\n"
+        "try:\n    libraries.import_torchvision_datasets()\n"
+        "except DataError as error:\n    print(error, libraries._defined_operators)",
         tmp_path,
     )
     expected = "torchvision cannot be imported (built for another torch): install the build that fits torch []"
@@ -381,7 +381,7 @@ def test_the_real_cifar10():
 def test_shrinking_takes_the_mean_of_every_block():
     rng = np.random.default_rng(0)
     x = rng.integers(0, 256, (5, 3, 8, 4), dtype=np.uint8)
-    data = images.ImageSet("toy", x, np.arange(5), None, None, 5)
+    data = source.ImageSet("toy", x, np.arange(5), None, None, 5)
     small = data.shrunk(2)
     assert small.train_x.shape == (5, 3, 4, 2) and small.train_x.dtype == np.uint8 and small.test_x is None
     for row, column in ((0, 0), (3, 1)):

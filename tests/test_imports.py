@@ -31,7 +31,7 @@ ALLOWED = {
 }
 THIRD_PARTY = {
     "mpi4py": {"transport/mpi.py"},
-    "torch": {"vision", "data/images.py"},
+    "torch": {"vision", "data/images/libraries.py"},
     "Crypto": {"crypto"},
     "cryptography": {"crypto"},
 }

@@ -21,16 +21,16 @@ from rating_files import (
     write_files,
 )
 
-from fedmpi.data import rating_sources
-from fedmpi.data.rating_features import join, one_hot, standardised, tag_columns
-from fedmpi.data.ratings import RatingSet, load_ratings
+from fedmpi.data.ratings import catalog
+from fedmpi.data.ratings.features import join, one_hot, standardised, tag_columns
+from fedmpi.data.ratings.source import RatingSet
 from fedmpi.errors import ConfigError, DataError
 
 FILE_SETS = sorted(FOLDERS)
 
 
 def load(name: str, data_dir, **settings) -> RatingSet:
-    return load_ratings(rating_sources.get(name), None if data_dir is None else str(data_dir), **settings)
+    return catalog.get(name).load(None if data_dir is None else str(data_dir), **settings)
 
 
 def refused(name: str, data_dir, **settings) -> str:
@@ -102,11 +102,11 @@ def test_the_order_of_lines_does_not_matter(name, tmp_path):
 @pytest.mark.parametrize("name", FILE_SETS)
 def test_every_missing_file_is_named(name, tmp_path):
     message = refused(name, tmp_path / "nowhere")
-    first = rating_sources.get(name).files[0]
+    first = catalog.get(name).files[0]
     assert message.startswith(f"{name}: {tmp_path / 'nowhere' / FOLDERS[name] / first} is missing; expected in ")
     assert f"put https://files.grouplens.org/datasets/{'hetrec2011' if name == 'lastfm' else 'movielens'}/" in message
     root = write_files(name, tmp_path)
-    for file in rating_sources.get(name).files[1:]:
+    for file in catalog.get(name).files[1:]:
         kept = (root / file).read_bytes()
         (root / file).unlink()
         assert f"{root / file} is missing" in refused(name, tmp_path)
@@ -199,7 +199,7 @@ def test_a_bad_line_of_a_side_file_is_named(name, file, line, reason, tmp_path):
     assert refused(name, tmp_path) == f"{root / file}, line {len(lines)}: {reason.format(root=root)}"
 
 
-@pytest.mark.parametrize("name, file", [(name, file) for name in FILE_SETS for file in rating_sources.get(name).files])
+@pytest.mark.parametrize("name, file", [(name, file) for name in FILE_SETS for file in catalog.get(name).files])
 def test_an_empty_file_is_named(name, file, tmp_path):
     root = write_files(name, tmp_path)
     (root / file).write_bytes(b"")
@@ -225,7 +225,7 @@ def test_a_header_that_is_missing(tmp_path):
 
 @pytest.mark.parametrize("name", FILE_SETS)
 def test_an_official_file_that_was_cut_short_is_noticed(name, tmp_path):
-    source = rating_sources.get(name)
+    source = catalog.get(name)
     lines = contents(name)[RATINGS[name]]
     head = 1 if name == "lastfm" else 0
     opening = source.opening.decode()
@@ -334,7 +334,7 @@ def test_sparse_and_dense_solver_agree(monkeypatch):
     original = PCA.fit_transform
     monkeypatch.setattr(PCA, "fit_transform", lambda self, x: used.append(self.svd_solver) or original(self, x))
     sparse = tag_columns(rows, tags, 1500, 6).values
-    monkeypatch.setattr("fedmpi.data.rating_features._DENSE_CELLS", 10**9)
+    monkeypatch.setattr("fedmpi.data.ratings.features._DENSE_CELLS", 10**9)
     dense = tag_columns(rows, tags, 1500, 6).values
     assert used == ["arpack", "full"]
     assert np.allclose(sparse, dense, atol=2e-4)
@@ -359,13 +359,13 @@ def test_small_pieces():
 
 
 def test_what_is_known():
-    assert rating_sources.known() == ["generated", "lastfm", "ml-100k", "ml-10m", "ml-1m"]
+    assert catalog.known() == ["generated", "lastfm", "ml-100k", "ml-10m", "ml-1m"]
     for name in FILE_SETS:
-        source = rating_sources.get(name)
+        source = catalog.get(name)
         assert source.archive == f"{ARCHIVES[name]}.zip" and source.terms and source.url in source.how_to_get
     for name in ("ml", None, ["ml-1m"]):
         with pytest.raises(ConfigError, match="must be one of generated, lastfm, ml-100k, ml-10m, ml-1m$"):
-            rating_sources.get(name)
+            catalog.get(name)
 
 
 @pytest.fixture
@@ -376,8 +376,8 @@ def published(tmp_path, monkeypatch):
 
     def publish(**changed):
         md5 = hashlib.md5(archive.read_bytes()).hexdigest()
-        source = dataclasses.replace(rating_sources.get("ml-1m"), **{"url": archive.as_uri(), "md5": md5} | changed)
-        monkeypatch.setitem(rating_sources._BY_NAME, "ml-1m", source)
+        source = dataclasses.replace(catalog.get("ml-1m"), **{"url": archive.as_uri(), "md5": md5} | changed)
+        monkeypatch.setitem(catalog._BY_NAME, "ml-1m", source)
 
     publish()
     return publish
@@ -437,11 +437,11 @@ def test_the_real_lastfm():
 
 @pytest.mark.parametrize("name, keep", [("ml-100k", 1_000_000), ("lastfm", 600_000)])
 def test_a_real_file_that_was_cut_short(name, keep, tmp_path):
-    source = rating_sources.get(name)
+    source = catalog.get(name)
     root = tmp_path / FOLDERS[name]
     root.mkdir()
     for file in source.files:
-        content = (rating_sources.find_files(source, real_data(name)).root / file).read_bytes()
+        content = (source.find(real_data(name)).root / file).read_bytes()
         # at the end of a line, where nothing but the number of lines can tell
         cut = content.rindex(b"\n", 0, keep) + 1 if file == source.files[0] else len(content)
         (root / file).write_bytes(content[:cut])

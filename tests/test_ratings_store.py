@@ -17,9 +17,12 @@ import pytest
 from rating_files import FOLDERS, RATINGS, real_data, write_archive, write_files
 
 import fedmpi
-from fedmpi.data import rating_plan, rating_store
-from fedmpi.data.rating_plan import make_rating_plan
-from fedmpi.data.rating_store import RATING_SETS, RatingSpec, RatingStore, prepare_ratings
+from fedmpi.data.prepared import prepare
+from fedmpi.data.ratings import spec as specs
+from fedmpi.data.ratings import store as stores
+from fedmpi.data.ratings.catalog import RATING_SETS
+from fedmpi.data.ratings.spec import RatingSpec, deal
+from fedmpi.data.ratings.store import RatingStore
 from fedmpi.errors import DataError
 
 SPEC = RatingSpec(dataset="generated", parties=150, items=40, ratings=2_000)
@@ -30,7 +33,7 @@ WHOLE = ("train_offsets", "test_offsets", "item_features", "rater_counts", "user
 
 @pytest.fixture
 def prepared(tmp_path) -> Path:
-    return prepare_ratings(SPEC, tmp_path / "root")
+    return prepare(SPEC, tmp_path / "root")
 
 
 def everything(store: RatingStore) -> None:
@@ -52,20 +55,22 @@ def refused(folder: Path, read=lambda store: None) -> str:
 
 def assert_holds(store: RatingStore, spec: RatingSpec) -> None:
     data = spec.load()
-    plan = make_rating_plan(spec, data)
+    shares = deal(spec, data)
     block = store.block(0, store.parties)
-    for side, part in (("train", plan.train), ("test", plan.test)):
+    for side, part in (("train", shares.train), ("test", shares.test)):
         for field in ("offsets", "items", "values"):
             got = getattr(block, f"{side}_{field}")
             assert np.array_equal(got, getattr(part, field)) and got.dtype == getattr(part, field).dtype
-    assert np.array_equal(block.user_features, data.user_features.values[plan.users])
+    assert np.array_equal(block.user_features, data.user_features.values[shares.users])
     assert np.array_equal(store.item_features, data.item_features.values)
-    assert np.array_equal(store.rater_counts, np.bincount(plan.train.items, minlength=len(data.item_ids)))
-    assert np.array_equal(store.user_ids, data.user_ids[plan.users]) and np.array_equal(store.item_ids, data.item_ids)
-    assert store.dataset == spec.dataset and store.parties == len(plan.users) and store.num_items == len(data.item_ids)
+    assert np.array_equal(store.rater_counts, np.bincount(shares.train.items, minlength=len(data.item_ids)))
+    assert np.array_equal(store.user_ids, data.user_ids[shares.users]) and np.array_equal(store.item_ids, data.item_ids)
+    assert (
+        store.dataset == spec.dataset and store.parties == len(shares.users) and store.num_items == len(data.item_ids)
+    )
     assert store.scale == data.scale and store.scale.step in (0.5, 1.0)
-    assert store.edges == (None if plan.edges is None else tuple(plan.edges))
-    assert store.optimum_rmse == plan.optimum_rmse and store.rescued == plan.rescued
+    assert store.edges == (None if shares.edges is None else tuple(shares.edges))
+    assert store.optimum_rmse == shares.optimum_rmse and store.rescued == shares.rescued
     assert store.evaluate_on == spec.evaluate_on
     assert store.item_feature_names == data.item_features.names
     assert store.user_feature_names == data.user_features.names
@@ -74,7 +79,7 @@ def assert_holds(store: RatingStore, spec: RatingSpec) -> None:
 @pytest.mark.parametrize("settings", [{}, dict(validation_fraction=0.1), dict(seed=4)])
 def test_round_trip(settings, tmp_path):
     spec = dataclasses.replace(SPEC, **settings)
-    store = RatingStore.open(prepare_ratings(spec, tmp_path))
+    store = RatingStore.open(prepare(spec, tmp_path))
     assert_holds(store, spec)
     assert (store.evaluate_on == "validation") == ("validation_fraction" in settings)
 
@@ -84,7 +89,7 @@ def test_round_trip(settings, tmp_path):
 def test_round_trip_of_files(name, settings, tmp_path):
     write_files(name, tmp_path)
     spec = RatingSpec(dataset=name, data_dir=str(tmp_path), **settings)
-    assert_holds(RatingStore.open(prepare_ratings(spec, tmp_path / "root")), spec)
+    assert_holds(RatingStore.open(prepare(spec, tmp_path / "root")), spec)
 
 
 @pytest.mark.parametrize("first, last", [(0, 1), (63, 65), (64, 128), (10, 140), (149, 150), (0, 150)])
@@ -121,12 +126,12 @@ def test_sets_that_there_are():
 
 
 def test_same_settings_same_bytes_other_seed_other_fingerprint(tmp_path):
-    first, second = prepare_ratings(SPEC, tmp_path / "a"), prepare_ratings(SPEC, tmp_path / "b")
+    first, second = prepare(SPEC, tmp_path / "a"), prepare(SPEC, tmp_path / "b")
     assert first.name == second.name
     names = sorted(path.name for path in first.iterdir())
     assert names == sorted(["meta.json", *(f"{stem}.npy" for stem in (*WHOLE, *BY_PARTY))])
     assert all((first / name).read_bytes() == (second / name).read_bytes() for name in names)
-    other = prepare_ratings(dataclasses.replace(SPEC, seed=1), tmp_path / "a")
+    other = prepare(dataclasses.replace(SPEC, seed=1), tmp_path / "a")
     prints = [RatingStore.open(folder).fingerprint for folder in (first, second, other)]
     assert prints[0] == prints[1] != prints[2]
 
@@ -136,7 +141,7 @@ def test_the_same_data_has_the_same_fingerprint_wherever_it_came_from(tmp_path):
     archive = write_archive("ml-10m", tmp_path / "zip")
     specs = [RatingSpec(dataset="ml-10m", data_dir=str(place)) for place in (tmp_path / "files", archive)]
     specs.append(RatingSpec(dataset="ml-10m", data_dir=str(archive), parties=12))
-    folders = [prepare_ratings(spec, tmp_path / "root") for spec in specs]
+    folders = [prepare(spec, tmp_path / "root") for spec in specs]
     assert len(set(folders)) == 3
     assert len({RatingStore.open(folder).fingerprint for folder in folders}) == 1
 
@@ -144,9 +149,9 @@ def test_the_same_data_has_the_same_fingerprint_wherever_it_came_from(tmp_path):
 def test_second_prepare_neither_imports_nor_rewrites(tmp_path):
     write_files("lastfm", tmp_path / "data")
     code = (
-        "import sys, fedmpi.data.rating_store as s\n"
+        "import sys, fedmpi.data.ratings.spec as s, fedmpi.data.prepared as p\n"
         "spec = s.RatingSpec(dataset='lastfm', data_dir=sys.argv[2])\n"
-        "s.RatingStore.open(s.prepare_ratings(spec, sys.argv[1])).block(0, 5)\n"
+        "spec.open(p.prepare(spec, sys.argv[1])).block(0, 5)\n"
         "print([m for m in ('sklearn', 'scipy', 'torch') if m in sys.modules])"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(fedmpi.__file__).parents[1])}
@@ -171,41 +176,41 @@ def test_replaced_files_are_prepared_anew_and_moved_ones_are_not(packed, tmp_pat
     else:
         file = write_files("ml-100k", here) / RATINGS["ml-100k"]
     spec = RatingSpec(dataset="ml-100k", data_dir=str(here))
-    folder = prepare_ratings(spec, tmp_path / "root")
+    folder = prepare(spec, tmp_path / "root")
     shutil.copytree(here, there)
-    assert prepare_ratings(dataclasses.replace(spec, data_dir=str(there)), tmp_path / "root") == folder
+    assert prepare(dataclasses.replace(spec, data_dir=str(there)), tmp_path / "root") == folder
     time = file.stat().st_mtime_ns + 1_000_000_000
     os.utime(file, ns=(time, time))
-    assert prepare_ratings(spec, tmp_path / "root") != folder
+    assert prepare(spec, tmp_path / "root") != folder
 
 
 def test_concurrent_prepares_end_with_one_good_folder(tmp_path):
     with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("spawn")) as pool:
-        folders = {task.result() for task in [pool.submit(prepare_ratings, SPEC, tmp_path) for _ in range(3)]}
+        folders = {task.result() for task in [pool.submit(prepare, SPEC, tmp_path) for _ in range(3)]}
     (folder,) = folders
     assert list(tmp_path.iterdir()) == [folder]
     everything(RatingStore.open(folder))
 
 
 def test_the_loser_of_a_race_uses_the_winner(tmp_path, monkeypatch):
-    def slow_plan(*arguments):
-        # while this process plans, another one finishes
-        monkeypatch.setattr(rating_store, "make_rating_plan", rating_plan.make_rating_plan)
-        slow_plan.inode = prepare_ratings(SPEC, tmp_path).stat().st_ino
-        return rating_plan.make_rating_plan(*arguments)
+    def slow_deal(*arguments):
+        # while this process deals, another one finishes
+        monkeypatch.setattr(specs, "deal", deal)
+        slow_deal.inode = prepare(SPEC, tmp_path).stat().st_ino
+        return deal(*arguments)
 
-    monkeypatch.setattr(rating_store, "make_rating_plan", slow_plan)
-    folder = prepare_ratings(SPEC, tmp_path)
-    assert folder.stat().st_ino == slow_plan.inode and list(tmp_path.iterdir()) == [folder]
+    monkeypatch.setattr(specs, "deal", slow_deal)
+    folder = prepare(SPEC, tmp_path)
+    assert folder.stat().st_ino == slow_deal.inode and list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_failed_write_leaves_nothing_behind(tmp_path, monkeypatch):
     def full_disk(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(rating_store, "write_array", full_disk)
+    monkeypatch.setattr(stores, "write_array", full_disk)
     with pytest.raises(DataError, match="^generated cannot be prepared under .*No space left on device$"):
-        prepare_ratings(SPEC, tmp_path)
+        prepare(SPEC, tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -274,7 +279,7 @@ def test_bad_meta(content, prepared):
     (prepared / "meta.json").write_bytes(content)
     assert str(prepared / "meta.json") in refused(prepared)
     with pytest.raises(DataError):
-        prepare_ratings(SPEC, prepared.parent)
+        prepare(SPEC, prepared.parent)
 
 
 def test_edited_meta(prepared):
@@ -299,7 +304,7 @@ def test_missing_folder(tmp_path):
 
 def test_the_real_ml_100k(tmp_path):
     spec = RatingSpec(dataset="ml-100k", data_dir=real_data("ml-100k"))
-    store = RatingStore.open(prepare_ratings(spec, tmp_path))
+    store = RatingStore.open(prepare(spec, tmp_path))
     block = store.block(0, 943)
     assert (store.parties, store.num_items, len(block.train_items), len(block.test_items)) == (
         943,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedmpi.data import table
-from fedmpi.data.table import Column, read_lines, read_numbers
+from fedmpi.data.ratings import table
+from fedmpi.data.ratings.table import Column, read_lines, read_numbers
 from fedmpi.errors import DataError
 
 COLUMNS = (Column("user"), Column("item"), Column("rating", "rating"), Column("timestamp", "skip"))

@@ -17,9 +17,12 @@ import numpy as np
 import pytest
 
 import fedmpi
-from fedmpi.data import catalog, plan, store
-from fedmpi.data.images import ImageSet, Source
-from fedmpi.data.store import PartitionSpec, Store, prepare
+from fedmpi.data.images import catalog, store
+from fedmpi.data.images import spec as specs
+from fedmpi.data.images.source import ImageSet, Source
+from fedmpi.data.images.spec import PartitionSpec
+from fedmpi.data.images.store import Store
+from fedmpi.data.prepared import prepare
 from fedmpi.errors import ConfigError, DataError
 
 STEMS = ("train_x", "train_y", "test_x", "test_y")
@@ -196,9 +199,9 @@ def test_settings_without_effect_share_a_folder(toy, tmp_path):
 def test_second_prepare_neither_imports_nor_rewrites(tmp_path):
     pytest.importorskip("sklearn")
     code = (
-        "import sys, fedmpi.data.store as s\n"
-        "folder = s.prepare(s.PartitionSpec(dataset='digits', parties=5), sys.argv[1])\n"
-        "s.Store.open(folder).shard(0)\n"
+        "import sys, fedmpi.data.images.spec as s, fedmpi.data.prepared as p\n"
+        "spec = s.PartitionSpec(dataset='digits', parties=5)\n"
+        "spec.open(p.prepare(spec, sys.argv[1])).shard(0)\n"
         "print([m for m in ('sklearn', 'torch', 'torchvision') if m in sys.modules])"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(fedmpi.__file__).parents[1])}
@@ -258,18 +261,18 @@ def test_concurrent_prepares_end_with_one_good_folder(tmp_path):
 
 
 def test_the_loser_of_a_race_uses_the_winner(toy, tmp_path, monkeypatch):
-    spec = PartitionSpec(dataset="toy", parties=6)
+    spec, deal = PartitionSpec(dataset="toy", parties=6), specs.deal
 
-    def slow_plan(*arguments):
-        # while this process plans, another one finishes
-        monkeypatch.setattr(store, "make_plan", plan.make_plan)
-        slow_plan.winner = prepare(spec, tmp_path)
-        slow_plan.inode = slow_plan.winner.stat().st_ino
-        return plan.make_plan(*arguments)
+    def slow_deal(*arguments):
+        # while this process deals, another one finishes
+        monkeypatch.setattr(specs, "deal", deal)
+        slow_deal.winner = prepare(spec, tmp_path)
+        slow_deal.inode = slow_deal.winner.stat().st_ino
+        return deal(*arguments)
 
-    monkeypatch.setattr(store, "make_plan", slow_plan)
+    monkeypatch.setattr(specs, "deal", slow_deal)
     folder = prepare(spec, tmp_path)
-    assert folder == slow_plan.winner and folder.stat().st_ino == slow_plan.inode
+    assert folder == slow_deal.winner and folder.stat().st_ino == slow_deal.inode
     assert list(tmp_path.iterdir()) == [folder]
 
 
@@ -277,7 +280,7 @@ def test_a_failed_write_leaves_nothing_behind(toy, tmp_path, monkeypatch):
     def full_disk(*arguments):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(store, "_write_array", full_disk)
+    monkeypatch.setattr(store, "write_array", full_disk)
     with pytest.raises(DataError, match="^toy cannot be prepared under .*No space left on device$"):
         prepare(PartitionSpec(dataset="toy", parties=6), tmp_path)
     assert list(tmp_path.iterdir()) == []

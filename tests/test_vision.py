@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedmpi.data import catalog
+from fedmpi.data.images import catalog
 from fedmpi.errors import ConfigError
 from fedmpi.vision.device import local_rank, pick_device
 from fedmpi.vision.flat import FlatNetwork

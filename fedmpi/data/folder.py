@@ -1,7 +1,8 @@
-"""What every folder of prepared data has in common: whole or absent, described by meta.json, nothing damaged served.
+"""How a folder of prepared data is written and read: it is whole or absent, and nothing damaged is served.
 
-A folder is written beside its place and renamed into it. meta.json carries its own checksum; arrays are .npy files
-that are mapped, with their checksums kept by whoever writes them.
+A folder is written beside its place and renamed into it. A preparation that was killed can leave a folder named *.tmp-*,
+which may be deleted. meta.json describes the folder and carries its own checksum; arrays are .npy files that are mapped,
+with their checksums kept by whoever writes them.
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from fedmpi.data.images import one_line
+from fedmpi.data import one_line
 from fedmpi.errors import DataError
 
 META = "meta.json"
+
+#: Of all prepared data, and part of every folder's name: a change of the files, or of the rule that picks what a party
+#: holds, makes new folders.
+FORMAT = 1
 
 # numpy reads a header with ast.literal_eval, and Python 3.11's is not safe in several threads at once: it fails with
 # "AST constructor recursion depth mismatch". Ranks that are threads of one process open their files at the same time.
 _PARSING = threading.Lock()
 
 
-def canonical(value: Any) -> bytes:
+def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
 
 
@@ -55,7 +61,7 @@ def written_whole(folder: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def write_array(file: Path, dtype: np.dtype, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> list[int]:
+def write_array(file: Path, dtype: npt.DTypeLike, shape: tuple[int, ...], blocks: Iterable[np.ndarray]) -> list[int]:
     """Write the blocks one after the other; give back the CRC-32 of each.
 
     Plain writes and not a writable map: a full disk must be an error, and through a map it is a fatal signal.
@@ -71,6 +77,11 @@ def write_array(file: Path, dtype: np.dtype, shape: tuple[int, ...], blocks: Ite
     return checksums
 
 
+def checksum(rows: np.ndarray) -> int:
+    """Of an array, or contiguous part of one, that `write_array` wrote as one block."""
+    return zlib.crc32(rows.data)
+
+
 def map_array(file: Path, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
     try:
         with _PARSING:
@@ -83,12 +94,13 @@ def map_array(file: Path, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
     return array
 
 
-def write_meta(folder: Path, meta: dict[str, Any]) -> None:
-    sealed = meta | {"crc32": zlib.crc32(canonical(meta))}
+def write_meta(folder: Path, about: dict[str, Any]) -> None:
+    meta = {"format": FORMAT, **about}
+    sealed = meta | {"crc32": zlib.crc32(canonical_json(meta))}
     (folder / META).write_text(json.dumps(sealed) + "\n", encoding="utf-8")
 
 
-def read_meta(folder: Path, version: int) -> dict[str, Any]:
+def read_meta(folder: Path) -> dict[str, Any]:
     file = folder / META
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder of prepared data: prepare it first")
@@ -98,9 +110,9 @@ def read_meta(folder: Path, version: int) -> dict[str, Any]:
         raise damaged(file, one_line(error)) from error
     if not isinstance(meta, dict) or "format" not in meta:
         raise damaged(file, "not the description of prepared data")
-    if meta["format"] != version:
-        raise damaged(file, f"format {meta['format']!r}, expected {version}")
+    if meta["format"] != FORMAT:
+        raise damaged(file, f"format {meta['format']!r}, expected {FORMAT}")
     # with its own checksum right, the fields are the ones that were written and need no check one by one
-    if meta.pop("crc32", None) != zlib.crc32(canonical(meta)):
+    if meta.pop("crc32", None) != zlib.crc32(canonical_json(meta)):
         raise damaged(file, "wrong checksum")
     return meta

@@ -8,7 +8,7 @@ import numpy as np
 
 from fedmpi.algorithm import RowAlgorithm
 from fedmpi.config import Config
-from fedmpi.data.rating_store import RatingBlock, RatingStore
+from fedmpi.data.ratings.store import RatingBlock, RatingStore
 from fedmpi.randomness.words import SeededWords
 
 

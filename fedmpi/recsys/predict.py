@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fedmpi.data.rating_store import RatingStore
+from fedmpi.data.ratings.store import RatingStore
 from fedmpi.errors import DataError
 from fedmpi.recsys.models import make
 

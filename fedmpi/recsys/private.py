@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmpi.data.rating_store import RatingBlock, RatingStore
+from fedmpi.data.ratings.store import RatingBlock, RatingStore
 from fedmpi.recsys.buckets import buckets, padded
 from fedmpi.recsys.models import FactorisationMachine, Model, Network
 

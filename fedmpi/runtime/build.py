@@ -9,8 +9,13 @@ from pathlib import Path
 from fedmpi.aggregation.server_end import ServerEnd
 from fedmpi.algorithm import Algorithm, load_method
 from fedmpi.config import Config, check, from_dict
-from fedmpi.data.rating_store import RATING_SETS, RatingSpec, RatingStore, prepare_ratings
-from fedmpi.data.store import PartitionSpec, Store, prepare
+from fedmpi.data.cache import cache_folder
+from fedmpi.data.images.spec import PartitionSpec
+from fedmpi.data.images.store import Store
+from fedmpi.data.prepared import Prepared, Spec, prepare
+from fedmpi.data.ratings.catalog import RATING_SETS
+from fedmpi.data.ratings.spec import RatingSpec
+from fedmpi.data.ratings.store import RatingStore
 from fedmpi.errors import ConfigError, WireError
 from fedmpi.privacy.account import Releases
 from fedmpi.privacy.mechanism import Mechanism, Wanted, check_epsilon, choose_mechanism
@@ -57,7 +62,7 @@ def load_config(run: Path) -> Config:
     return check(from_dict(settings, Config(), str(run / "config.yaml")))
 
 
-def data_spec(config: Config) -> PartitionSpec | RatingSpec:
+def data_spec(config: Config) -> Spec:
     data, ratings = config.data, config.ratings
     if data.dataset in RATING_SETS:
         return RatingSpec(
@@ -87,19 +92,12 @@ def data_spec(config: Config) -> PartitionSpec | RatingSpec:
     )
 
 
-def cache_root(config: Config) -> Path:
-    chosen = config.data.cache_dir or os.environ.get("FEDMPI_CACHE") or Path("~/.cache/fedmpi").expanduser()
-    return Path(chosen) / "prepared"
-
-
-def open_store(config: Config) -> Store | RatingStore | None:
+def open_store(config: Config) -> Prepared | None:
     """The prepared data; on a host where it is not there yet, it is made. None for a method that needs none."""
     if config.data.dataset == "none":
         return None
-    spec, root = data_spec(config), cache_root(config)
-    if isinstance(spec, RatingSpec):
-        return RatingStore.open(prepare_ratings(spec, root))
-    return Store.open(prepare(spec, root))
+    spec = data_spec(config)
+    return spec.open(prepare(spec, cache_folder(config.data.cache_dir) / "prepared"))
 
 
 def algorithm(config: Config, device: str | None = None) -> Algorithm:

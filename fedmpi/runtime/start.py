@@ -11,7 +11,7 @@ from fedmpi.aggregation.protocol import ProtocolRules, chosen_clear
 from fedmpi.algorithm import folder_of
 from fedmpi.cli import resolve
 from fedmpi.config import Config
-from fedmpi.data.rating_store import RATING_SETS
+from fedmpi.data.ratings.catalog import RATING_SETS
 from fedmpi.errors import ConfigError
 from fedmpi.privacy.accountant import calibrate
 from fedmpi.report.record import Record, free_folder, interrupted

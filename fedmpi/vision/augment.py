@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedmpi.data import catalog
-from fedmpi.data.store import Store
+from fedmpi.data.images import catalog
+from fedmpi.data.images.store import Store
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedmpi.algorithm import PartyAlgorithm, References, Score
 from fedmpi.config import Config
-from fedmpi.data.store import Store
+from fedmpi.data.images.store import Store
 from fedmpi.privacy.mechanism import BoundedVector
 from fedmpi.randomness.words import SeededWords
 from fedmpi.vision.augment import Augmentation

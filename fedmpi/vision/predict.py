@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmpi.data.store import Store
+from fedmpi.data.images.store import Store
 from fedmpi.errors import DataError
 from fedmpi.vision.base import EVALUATION_BATCH
 from fedmpi.vision.flat import FlatNetwork

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from fedmpi.data.store import Shard
+from fedmpi.data.images.store import Shard
 
 
 def normalised(pixels: np.ndarray, mean: tuple, std: tuple, device: torch.device) -> torch.Tensor:

@@ -1,12 +1,13 @@
-"""What data sets there are, what is in them, on which terms, and how to get them."""
+"""What image data sets there are, what is in them, on which terms, and how to get them."""
 
 from __future__ import annotations
 
-from fedmpi.data import rating_sources
-from fedmpi.data.cifar import load_cifar
-from fedmpi.data.femnist import load_femnist
-from fedmpi.data.idx import READERS, SPLITS, load_emnist, load_mnist
-from fedmpi.data.images import Source, load_digits
+from fedmpi.data.images.cifar import load_cifar
+from fedmpi.data.images.femnist import load_femnist
+from fedmpi.data.images.idx import READERS, SPLITS, load_emnist, load_mnist
+from fedmpi.data.images.libraries import load_digits
+from fedmpi.data.images.source import Source
+from fedmpi.data.ratings.catalog import RATING_SETS
 from fedmpi.errors import ConfigError
 
 _CIFAR = "https://www.cs.toronto.edu/~kriz"
@@ -132,5 +133,5 @@ def get(name: str) -> Source:
         return _BY_NAME[name]
     except (KeyError, TypeError):
         raise ConfigError(
-            f"dataset = {name!r}: must be one of {', '.join(known())} (images) or {', '.join(rating_sources.known())} (ratings)"
+            f"dataset = {name!r}: must be one of {', '.join(known())} (images) or {', '.join(RATING_SETS)} (ratings)"
         ) from None

@@ -1,7 +1,6 @@
 """Attributes of items and profiles of users as float32 columns, from side information alone, never from a rating.
 
-They are computed once over the whole data set and treated as public, as the paper treats its attributes. That includes
-tags: a tag tells that somebody cared about the item, so a user's tags can hint at what the user rated, and the tag
+They are computed once over the whole data set and treated as public. That includes tags: a tag tells that somebody cared about the item, so a user's tags can hint at what the user rated, and the tag
 columns rest on the tags of users that take no part. Neither is covered by any statement about privacy.
 """
 
@@ -31,7 +30,7 @@ def join(*parts: Features) -> Features:
     )
 
 
-def one_hot(prefix: str, labels: Sequence[Iterable[str]], known: Sequence[str]) -> Features:
+def one_hot(prefix: str, labels: Sequence[Iterable[object]], known: Sequence[object]) -> Features:
     """A column for each known label, 1 where a row has it; a row may have several labels, or none."""
     place = {label: column for column, label in enumerate(known)}
     values = np.zeros((len(labels), len(known)), dtype=np.float32)

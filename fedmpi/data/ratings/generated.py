@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedmpi.data.plan import keyed_rng
-from fedmpi.data.rating_features import Features, one_hot
-from fedmpi.data.rating_sources import Scale
-from fedmpi.data.ratings import RatingSet
+from fedmpi.data.prepared import keyed_rng
+from fedmpi.data.ratings.features import one_hot
+from fedmpi.data.ratings.source import RatingSet, Scale
 from fedmpi.errors import ConfigError
 
 #: Fewest ratings of a user.
@@ -81,7 +80,7 @@ def generate_ratings(
         user_ids=np.arange(users, dtype=np.int64),
         item_ids=np.arange(items, dtype=np.int64),
         user_features=one_hot("group", group[:, None].tolist(), range(_GROUPS)),
-        item_features=Features(item_features.names, item_features.values),
+        item_features=item_features,
         expected=expected,
     )
 
@@ -132,4 +131,5 @@ def _mean_rating(signal: np.ndarray, noise: float, scale: Scale) -> np.ndarray:
     lowest, highest, step = scale
     thresholds = np.arange(lowest + step / 2, highest, step)
     spread = max(noise, 1e-12)
-    return lowest + step * sum(ndtr((signal - threshold) / spread) for threshold in thresholds)
+    steps: np.ndarray = sum(ndtr((signal - threshold) / spread) for threshold in thresholds)
+    return lowest + step * steps

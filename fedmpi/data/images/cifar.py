@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.data.images import ImageSet, Source, checked, download, folder_of, import_torchvision_datasets, one_line
+from fedmpi.data import one_line
+from fedmpi.data.images.libraries import import_torchvision_datasets
+from fedmpi.data.images.source import ImageSet, Source, checked
 from fedmpi.errors import DataError
 
 PIXELS = 3 * 32 * 32
@@ -22,7 +24,7 @@ LABELS = {"cifar10": (10,), "cifar100": (20, 100)}
 
 
 def load_cifar(source: Source, data_dir: str | None) -> ImageSet:
-    folder = folder_of(source, data_dir)
+    folder = source.folder(data_dir)
     if data_dir is not None:
         paths = source.locate(folder)
         if paths[0].suffix == ".bin":
@@ -38,7 +40,8 @@ def _load_pickles(source: Source, folder: Path, fetch: bool) -> ImageSet:
     datasets = import_torchvision_datasets()
     reader = getattr(datasets, source.name.upper())
     if fetch:
-        download(source, folder, lambda: reader(str(folder), download=True))
+        with source.downloading():
+            reader(str(folder), download=True)
     parts = []
     for train in (True, False):
         try:

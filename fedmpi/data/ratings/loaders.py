@@ -1,6 +1,6 @@
 """Rating data sets as plain arrays, read from their official files.
 
-Only the preparation step comes here. Every fault is named by file and line. Ratings may only name items of the item
+Every fault is named by file and line. Ratings may only name items of the item
 file (and users of the user file, where there is one); tags that name others are left out, because the official files
 have some. Users without a rating are left out as well: they would be parties with nothing to train on.
 """
@@ -8,49 +8,17 @@ have some. Users without a rating are left out as well: they would be parties wi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from fedmpi.data.rating_features import Features, join, one_hot, standardised, tag_columns
-from fedmpi.data.rating_sources import Files, RatingSource, Scale, fetch, find_files
-from fedmpi.data.table import Column, read_lines, read_numbers
+from fedmpi.data.ratings.features import Features, join, one_hot, standardised, tag_columns
+from fedmpi.data.ratings.source import Files, RatingSet, RatingSource
+from fedmpi.data.ratings.table import Column, read_lines, read_numbers
 from fedmpi.errors import DataError
 
 _GENRE_NONE = "(no genres listed)"
 _MOST_LISTENS = 1 << 24  # float32 holds every whole number up to here
-
-
-@dataclass(frozen=True, eq=False)
-class RatingSet:
-    """All ratings, sorted by user and then by item; no pair occurs twice."""
-
-    name: str
-    scale: Scale
-    users: np.ndarray  # int32, row of user_ids; every user occurs
-    items: np.ndarray  # int32, row of item_ids
-    values: np.ndarray  # float32; lastfm: listening counts, binned after the split
-    user_ids: np.ndarray  # int64, ascending, as in the official files
-    item_ids: np.ndarray
-    user_features: Features
-    item_features: Features
-    expected: np.ndarray | None = None  # generated: mean of each rating given everything but its noise
-
-
-def load_ratings(
-    source: RatingSource, data_dir: str | None, *, tag_components: int = 20, complete: bool | None = None
-) -> RatingSet:
-    """The data set from `data_dir`, or from the download in the cache.
-
-    complete: whether the numbers of ratings, users, items and tags must be the official ones. None: they must if the
-    first rating is the official file's first, so that an official file that was cut short is noticed while other data
-    in the same format is welcome.
-    """
-    files = fetch(source) if data_dir is None else find_files(source, data_dir)
-    if complete is None:
-        complete = _starts_as_published(source, files)
-    return _LOADERS[source.name](source, files, tag_components, complete)
 
 
 # --- the data sets ---------------------------------------------------------------------------------------------------
@@ -58,8 +26,8 @@ def load_ratings(
 _MOVIELENS_COLUMNS = (Column("user"), Column("item"), Column("rating", "rating"), Column("timestamp", "skip"))
 
 
-def _load_ml_100k(source: RatingSource, files: Files, tag_components: int, complete: bool) -> RatingSet:
-    genres = []
+def load_ml_100k(source: RatingSource, files: Files, tag_components: int, complete: bool) -> RatingSet:
+    genres: list[str] = []
     for line, (genre, number) in _rows(files, "u.genre", "|", 2):
         if number != str(len(genres)):
             raise DataError(f"{files.label('u.genre')}, line {line}: genre number {number!r}, expected {len(genres)}")
@@ -75,18 +43,18 @@ def _load_ml_100k(source: RatingSource, files: Files, tag_components: int, compl
         labels.append([genre for genre, flag in zip(genres, flags) if flag == "1"])
     items = join(one_hot("genre", labels, genres), standardised("year", years))
     user_ids, users = _people(files, "u.user", "|", order=("user", "age", "gender", "occupation"))
-    table = _read_ratings(files, "u.data", b"\t", _MOVIELENS_COLUMNS)
-    return _assemble(source, files, complete, table, "u.data", 1, item_ids, items, user_ids, users)
+    table = _read_ratings(source, files, b"\t", _MOVIELENS_COLUMNS)
+    return _assemble(source, files, complete, table, item_ids, items, user_ids, users)
 
 
-def _load_ml_1m(source: RatingSource, files: Files, tag_components: int, complete: bool) -> RatingSet:
+def load_ml_1m(source: RatingSource, files: Files, tag_components: int, complete: bool) -> RatingSet:
     item_ids, items = _films(files, "latin-1")
     user_ids, users = _people(files, "users.dat", "::", order=("user", "gender", "age", "occupation"))
-    table = _read_ratings(files, "ratings.dat", b"::", _MOVIELENS_COLUMNS)
-    return _assemble(source, files, complete, table, "ratings.dat", 1, item_ids, items, user_ids, users)
+    table = _read_ratings(source, files, b"::", _MOVIELENS_COLUMNS)
+    return _assemble(source, files, complete, table, item_ids, items, user_ids, users)
 
 
-def _load_ml_10m(source: RatingSource, files: Files, tag_components: int, complete: bool) -> RatingSet:
+def load_ml_10m(source: RatingSource, files: Files, tag_components: int, complete: bool) -> RatingSet:
     item_ids, items = _films(files, "utf-8")
     where = files.label("tags.dat")
     tagging: list[tuple[int, int, int]] = []
@@ -106,14 +74,14 @@ def _load_ml_10m(source: RatingSource, files: Files, tag_components: int, comple
                 tagging.append((user, item, vocabulary.setdefault(tag, len(vocabulary))))
     _check_tags(source, where, complete, lines)
     tags = np.array(tagging, dtype=np.int64).reshape(-1, 3)
-    table = _read_ratings(files, "ratings.dat", b"::", _MOVIELENS_COLUMNS)
+    table = _read_ratings(source, files, b"::", _MOVIELENS_COLUMNS)
     user_ids = np.unique(table["user"]).astype(np.int64)
     users, item_tags = _by_tags(tags, user_ids, item_ids, tag_components)
     items = join(items, item_tags)
-    return _assemble(source, files, complete, table, "ratings.dat", 1, item_ids, items, user_ids, users)
+    return _assemble(source, files, complete, table, item_ids, items, user_ids, users)
 
 
-def _load_lastfm(source: RatingSource, files: Files, tag_components: int, complete: bool) -> RatingSet:
+def load_lastfm(source: RatingSource, files: Files, tag_components: int, complete: bool) -> RatingSet:
     item_ids = [
         _whole(fields[0], "id", files.label("artists.dat"), line)
         for line, fields in _rows(files, "artists.dat", "\t", 4, b"id\tname\turl\tpictureURL")
@@ -133,19 +101,11 @@ def _load_lastfm(source: RatingSource, files: Files, tag_components: int, comple
         raise DataError(f"{where}, line {strange[0] + 2}: tag {tag} is not in {files.label('tags.dat')}")
     _check_tags(source, where, complete, len(tagged["tagID"]))
     tags = np.stack([tagged["userID"], tagged["artistID"], tagged["tagID"]], axis=1).astype(np.int64)
-    header = b"userID\tartistID\tweight"
-    table = _read_ratings(files, "user_artists.dat", b"\t", (Column("user"), Column("item"), Column("rating")), header)
+    columns = [Column("user"), Column("item"), Column("rating")]
+    table = _read_ratings(source, files, b"\t", columns)
     user_ids = np.unique(table["user"]).astype(np.int64)
     users, items = _by_tags(tags, user_ids, item_ids, tag_components)
-    return _assemble(source, files, complete, table, "user_artists.dat", 2, item_ids, items, user_ids, users)
-
-
-_LOADERS: dict[str, Callable[[RatingSource, Files, int, bool], RatingSet]] = {
-    "ml-100k": _load_ml_100k,
-    "ml-1m": _load_ml_1m,
-    "ml-10m": _load_ml_10m,
-    "lastfm": _load_lastfm,
-}
+    return _assemble(source, files, complete, table, item_ids, items, user_ids, users)
 
 
 # --- side files ------------------------------------------------------------------------------------------------------
@@ -229,17 +189,12 @@ def _year(*texts: str) -> float:
 # --- the ratings -----------------------------------------------------------------------------------------------------
 
 
-def _starts_as_published(source: RatingSource, files: Files) -> bool:
-    with files.open(source.files[0]) as stream:
-        lines = [stream.readline(200).rstrip(b"\r\n") for _ in range(2)]
-    return source.opening in lines
-
-
 def _read_ratings(
-    files: Files, name: str, separator: bytes, columns: tuple[Column, ...], header: bytes | None = None
+    source: RatingSource, files: Files, separator: bytes, columns: Sequence[Column]
 ) -> dict[str, np.ndarray]:
+    name = source.files[0]
     with files.open(name) as stream:
-        return read_numbers(stream, files.label(name), separator, columns, header)
+        return read_numbers(stream, files.label(name), separator, columns, source.header)
 
 
 def _assemble(
@@ -247,14 +202,13 @@ def _assemble(
     files: Files,
     complete: bool,
     table: dict[str, np.ndarray],
-    name: str,
-    first_line: int,
     item_ids: list[int],
     item_features: Features,
     user_ids: np.ndarray,
     user_features: Features,
 ) -> RatingSet:
-    where = files.label(name)
+    where, item_file, user_file = map(files.label, source.files[:3])
+    first_line = 1 if source.header is None else 2
 
     def refuse(bad: np.ndarray, reason: Callable[[int], str]) -> None:
         rows = np.flatnonzero(bad)
@@ -264,12 +218,12 @@ def _assemble(
     values = table["rating"].astype(np.float32)
     _check_values(source, table["rating"], refuse)
     known_items = np.array(item_ids, dtype=np.int64)
-    _check_unique(known_items, files.label(source.files[1]), "item")
-    _check_unique(user_ids, files.label(source.files[2]), "user")
+    _check_unique(known_items, item_file, "item")
+    _check_unique(user_ids, user_file, "user")
     items = _index(known_items, table["item"])
-    refuse(items < 0, lambda row: f"item {table['item'][row]} is not in {files.label(source.files[1])}")
+    refuse(items < 0, lambda row: f"item {table['item'][row]} is not in {item_file}")
     users = _index(user_ids, table["user"])
-    refuse(users < 0, lambda row: f"user {table['user'][row]} is not in {files.label(source.files[2])}")
+    refuse(users < 0, lambda row: f"user {table['user'][row]} is not in {user_file}")
 
     # rows by ascending id, and of users only those that rated
     item_order, items = _by_id(known_items, items)
@@ -308,7 +262,7 @@ def _assemble(
 
 
 def _check_values(source: RatingSource, raw: np.ndarray, refuse: Callable[..., None]) -> None:
-    if raw.dtype != np.float32:
+    if source.holds_listens:
         refuse((raw < 1) | (raw > _MOST_LISTENS), lambda row: f"count {raw[row]}: must be 1 to {_MOST_LISTENS}")
         return
     lowest, highest, step = source.scale

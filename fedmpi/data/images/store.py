@@ -1,9 +1,8 @@
-"""Prepared data on disk: one folder per partition, in which every party's samples are one contiguous slice.
+"""Prepared images on disk: one folder per partition, in which every party's samples are one contiguous slice.
 
-`prepare` writes the folder once; every rank then maps it and touches only the slices of the parties it hosts. A folder
-holds train_x.npy, train_y.npy, test_x.npy, test_y.npy and meta.json. It is written beside its place and renamed into
-it, so it is whole or absent; a preparation that was killed can leave a folder named *.tmp-*, which may be deleted.
-Where a validation fraction is set, the files called test hold validation samples, and no file holds a test sample.
+A folder holds train_x.npy, train_y.npy, test_x.npy, test_y.npy and meta.json. Every rank maps it and touches only the
+slices of the parties it hosts. With a validation fraction, the files called test hold validation samples, and no file
+holds a test sample.
 
 Mean and standard deviation per channel are those of the whole training set (pixels scaled to 0..1), as image models
 usually take them. They are treated as public, like the model's architecture: no party's privacy budget covers them.
@@ -11,24 +10,18 @@ usually take them. They are treated as public, like the model's architecture: no
 
 from __future__ import annotations
 
-import hashlib
 import os
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from fedmpi.data import catalog
-from fedmpi.data.folder import canonical, damaged, map_array, read_meta, write_array, write_meta, written_whole
-from fedmpi.data.images import ImageSet, one_line
-from fedmpi.data.plan import PartitionSpec, Plan, make_plan
+from fedmpi.data.folder import checksum, damaged, map_array, read_meta, write_array
+from fedmpi.data.images.partition import Shares
+from fedmpi.data.images.source import ImageSet
+from fedmpi.data.prepared import Prepared
 from fedmpi.errors import DataError
-
-__all__ = ["PartitionSpec", "Shard", "Store", "prepare"]
-
-#: Part of every folder's name: a change of layout, or of the rule that picks samples, makes a new folder.
-FORMAT = 1
 
 _DTYPES = {"train_x": np.uint8, "train_y": np.int64, "test_x": np.uint8, "test_y": np.int64}
 
@@ -45,9 +38,9 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Store:
-    path: Path
-    dataset: str
+class Store(Prepared):
+    task = "classification"
+
     num_classes: int
     image_shape: tuple[int, int, int]
     mean: tuple[float, ...]  # per channel, pixels scaled to 0..1
@@ -55,12 +48,6 @@ class Store:
     classes: tuple[tuple[int, ...], ...]  # of each party
     train_offsets: tuple[int, ...]  # party p holds rows train_offsets[p] to train_offsets[p + 1]
     test_offsets: tuple[int, ...]
-    checksums: dict[str, list[int]]  # CRC-32 of each party's slice, by file stem
-
-    @property
-    def fingerprint(self) -> int:
-        """CRC-32 over the checksums of all samples: equal on two hosts that prepared the same data."""
-        return zlib.crc32(canonical(self.checksums))
 
     @property
     def parties(self) -> int:
@@ -70,7 +57,7 @@ class Store:
     def open(cls, path: str | os.PathLike[str]) -> Store:
         """Read meta.json and check the four headers; no sample is read."""
         folder = Path(path)
-        meta = read_meta(folder, FORMAT)
+        meta = read_meta(folder)
         store = cls(
             path=folder,
             dataset=meta["spec"]["dataset"],
@@ -104,57 +91,37 @@ class Store:
         offsets = self._offsets(stem)
         # mapped anew for each shard: reading a map of a file that was cut short since `open` would kill the process
         rows = np.asarray(self._map(stem)[offsets[party] : offsets[party + 1]])
-        if zlib.crc32(rows) != self.checksums[stem][party]:
+        if checksum(rows) != self.checksums[stem][party]:
             raise damaged(self.path / f"{stem}.npy", f"wrong checksum of the samples of party {party}")
         return rows
 
 
-def prepare(spec: PartitionSpec, root: str | os.PathLike[str]) -> Path:
-    """The folder of this partition under `root`, written first if it is not there yet.
-
-    Any number of processes may call this at once: the first to finish puts its folder in place, the others use it.
-    """
-    try:
-        key = canonical({"format": FORMAT, "spec": spec.canonical(), "source": spec.fingerprint()})
-        folder = Path(root).expanduser() / f"{spec.dataset}-{hashlib.sha256(key).hexdigest()[:12]}"
-        if not folder.exists():
-            data = catalog.get(spec.dataset).load(spec.data_dir).shrunk(spec.shrink)
-            _write(spec, data, make_plan(spec, data), folder)
-    except OSError as error:
-        raise DataError(f"{spec.dataset} cannot be prepared under {root}: {one_line(error)}") from error
-    Store.open(folder)
-    return folder
-
-
-def _write(spec: PartitionSpec, data: ImageSet, plan: Plan, folder: Path) -> None:
-    with written_whole(folder) as scratch:
-        # without a copy where nothing was held out
-        mean, std = _channel_statistics(data.train_x if plan.public.all() else data.train_x[plan.public])
-        arrays = {
-            "train_x": (data.train_x, plan.train),
-            "train_y": (data.train_y, plan.train),
-            "test_x": (data.test_x if plan.own_test else data.train_x, plan.test),
-            "test_y": (data.test_y if plan.own_test else data.train_y, plan.test),
-        }
-        meta = {
-            "format": FORMAT,
-            "spec": spec.canonical(),
-            "num_classes": data.num_classes,
-            "image_shape": data.train_x.shape[1:],
-            "mean": mean,
-            "std": std,
-            "classes": plan.classes,
-            "train_offsets": _offsets(plan.train),
-            "test_offsets": _offsets(plan.test),
-            "checksums": {stem: _write_array(scratch / f"{stem}.npy", *what) for stem, what in arrays.items()},
-        }
-        write_meta(scratch, meta)
-
-
-def _write_array(file: Path, array: np.ndarray, parts: list[np.ndarray]) -> list[int]:
-    """Write the rows of each party in turn; give back the CRC-32 of each party's bytes."""
-    shape = (sum(len(part) for part in parts), *array.shape[1:])
-    return write_array(file, array.dtype, shape, (array[part] for part in parts))
+def write(folder: Path, data: ImageSet, shares: Shares) -> dict[str, Any]:
+    """Write the arrays; give back what meta.json says of them, with a checksum of each party's slice."""
+    # without a copy where nothing was held out
+    mean, std = _channel_statistics(data.train_x if shares.public.all() else data.train_x[shares.public])
+    test_x, test_y = (data.test_x, data.test_y) if shares.own_test else (data.train_x, data.train_y)
+    assert test_x is not None and test_y is not None  # or no test index could point there
+    arrays = {
+        "train_x": (data.train_x, shares.train),
+        "train_y": (data.train_y, shares.train),
+        "test_x": (test_x, shares.test),
+        "test_y": (test_y, shares.test),
+    }
+    checksums = {}
+    for stem, (array, parts) in arrays.items():
+        shape = (sum(map(len, parts)), *array.shape[1:])
+        checksums[stem] = write_array(folder / f"{stem}.npy", array.dtype, shape, (array[part] for part in parts))
+    return {
+        "num_classes": data.num_classes,
+        "image_shape": data.train_x.shape[1:],
+        "mean": mean,
+        "std": std,
+        "classes": shares.classes,
+        "train_offsets": _offsets(shares.train),
+        "test_offsets": _offsets(shares.test),
+        "checksums": checksums,
+    }
 
 
 def _channel_statistics(x: np.ndarray) -> tuple[list[float], list[float]]:

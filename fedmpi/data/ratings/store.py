@@ -1,41 +1,33 @@
 """Prepared ratings on disk: one folder per split, in which the ratings of neighbouring parties lie side by side.
 
-`prepare_ratings` writes the folder once; every rank then maps it and touches only the block of parties that it hosts.
-Ratings are rows sorted by party and then by item: {train,test}_items.npy and {train,test}_values.npy, party p's from
-{train,test}_offsets.npy[p] to [p + 1]. Small arrays are verified whole; ratings and user features have a checksum for
-every 64 parties, in checksums.npy, so that opening does not depend on how many there are.
+Every rank maps the folder and touches only the block of parties that it hosts. Ratings are rows sorted by party and then
+by item: {train,test}_items.npy and {train,test}_values.npy, party p's from {train,test}_offsets.npy[p] to [p + 1].
+
+Small arrays have one checksum each, in meta.json. Ratings and user features have one for every group of 64 parties, in
+checksums.npy, so that a rank reads and verifies little more than its own block, however many parties there are.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
-import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from fedmpi.data import rating_sources
-from fedmpi.data.folder import canonical, damaged, map_array, read_meta, write_array, write_meta, written_whole
-from fedmpi.data.images import one_line
-from fedmpi.data.rating_plan import Part, RatingPlan, RatingSpec, make_rating_plan
-from fedmpi.data.rating_sources import Scale
-from fedmpi.data.ratings import RatingSet
+from fedmpi.data.folder import checksum, damaged, map_array, read_meta, write_array
+from fedmpi.data.prepared import Prepared
+from fedmpi.data.ratings.source import RatingSet, Scale
+from fedmpi.data.ratings.split import Shares
 from fedmpi.errors import DataError
 
-__all__ = ["RATING_SETS", "RatingBlock", "RatingSpec", "RatingStore", "Scale", "prepare_ratings"]
+#: Parties of a group, which share a checksum.
+GROUP = 64
 
-RATING_SETS = tuple(rating_sources.known())
-
-#: Part of every folder's name: a change of layout, or of the rule that splits ratings, makes a new folder.
-FORMAT = 1
-
-#: Parties that share a checksum.
-CHECKED = 64
-
+#: Arrays that are small: verified whole.
 _WHOLE = {
     "train_offsets": np.int64,
     "test_offsets": np.int64,
@@ -45,6 +37,7 @@ _WHOLE = {
     "item_ids": np.int64,
     "checksums": np.uint32,
 }
+#: Arrays with rows of every party, one party after the other: verified group by group.
 _BY_PARTY = {
     "train_items": np.int32,
     "train_values": np.float32,
@@ -74,30 +67,24 @@ class RatingBlock:
 
 
 @dataclass(frozen=True, eq=False)
-class RatingStore:
-    path: Path
-    dataset: str
+class RatingStore(Prepared):
+    task = "recommendation"
+
     parties: int
     num_items: int  # of the item file, rated or not
     scale: Scale
     evaluate_on: Literal["test", "validation"]  # what the arrays called test hold
-    edges: tuple[float, ...] | None  # lastfm: listening counts that part the ratings
+    edges: tuple[float, ...] | None  # listening counts that part the ratings, where ratings are made of them
     optimum_rmse: float | None  # generated: of the best possible prediction of the ratings called test
     rescued: int  # parties all of whose ratings had been drawn for testing; one went back to training
     item_feature_names: tuple[str, ...]
     user_feature_names: tuple[str, ...]
-    checksums: dict[str, int]  # CRC-32 of each array that is verified whole, by file stem
-
-    @property
-    def fingerprint(self) -> int:
-        """CRC-32 over all checksums: equal on two hosts that prepared the same data."""
-        return zlib.crc32(canonical(self.checksums))
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RatingStore:
         """Read meta.json and the offsets and check every header; no rating is read."""
         folder = Path(path)
-        meta = read_meta(folder, FORMAT)
+        meta = read_meta(folder)
         store = cls(
             path=folder,
             dataset=meta["spec"]["dataset"],
@@ -156,7 +143,8 @@ class RatingStore:
         return RatingBlock(first=first, last=last, train_offsets=train - train[0], test_offsets=test - test[0], **rows)
 
     @functools.cached_property
-    def _block_checksums(self) -> dict[str, np.ndarray]:
+    def _group_checksums(self) -> dict[str, np.ndarray]:
+        """The checksums of all groups in turn, by file stem."""
         return dict(zip(_BY_PARTY, self._whole("checksums").T))
 
     def _bounds(self, stem: str) -> np.ndarray:
@@ -178,7 +166,7 @@ class RatingStore:
             case "rater_counts" | "item_ids":
                 return (self.num_items,)
             case "checksums":
-                return (-(-self.parties // CHECKED), len(_BY_PARTY))
+                return (len(list(_groups(0, self.parties, self.parties))), len(_BY_PARTY))
             case _:
                 return (int(self._bounds(stem)[-1]),)
 
@@ -187,7 +175,7 @@ class RatingStore:
 
     def _whole(self, stem: str) -> np.ndarray:
         array = np.array(self._map(stem))
-        if zlib.crc32(array) != self.checksums[stem]:
+        if checksum(array) != self.checksums[stem]:
             raise damaged(self.path / f"{stem}.npy", "wrong checksum")
         array.flags.writeable = False
         return array
@@ -196,71 +184,55 @@ class RatingStore:
         bounds = self._bounds(stem)
         # mapped anew for each block: reading a map of a file that was cut short since `open` would kill the process
         array = np.asarray(self._map(stem))
-        for start in range(first - first % CHECKED, last, CHECKED):
-            stop = min(start + CHECKED, self.parties)
-            if zlib.crc32(array[bounds[start] : bounds[stop]]) != self._block_checksums[stem][start // CHECKED]:
+        for group, start, stop in _groups(first, last, self.parties):
+            if checksum(array[bounds[start] : bounds[stop]]) != self._group_checksums[stem][group]:
                 raise damaged(self.path / f"{stem}.npy", f"wrong checksum of parties {start} to {stop - 1}")
         return array[bounds[first] : bounds[last]]
 
 
-def prepare_ratings(spec: RatingSpec, root: str | os.PathLike[str]) -> Path:
-    """The folder of this split under `root`, written first if it is not there yet.
-
-    Any number of processes may call this at once: the first to finish puts its folder in place, the others use it.
-    """
-    try:
-        key = canonical({"format": FORMAT, "spec": spec.canonical(), "source": spec.fingerprint()})
-        folder = Path(root).expanduser() / f"{spec.dataset}-{hashlib.sha256(key).hexdigest()[:12]}"
-        if not folder.exists():
-            data = spec.load()
-            _write(spec, data, make_rating_plan(spec, data), folder)
-    except OSError as error:
-        raise DataError(f"{spec.dataset} cannot be prepared under {root}: {one_line(error)}") from error
-    RatingStore.open(folder)
-    return folder
+def _groups(first: int, last: int, parties: int) -> Iterator[tuple[int, int, int]]:
+    """The groups that hold the parties from `first` up to `last`, of `parties` in all: number, first party, one past the last."""
+    for group in range(first // GROUP, -(-last // GROUP)):
+        yield group, group * GROUP, min((group + 1) * GROUP, parties)
 
 
-def _write(spec: RatingSpec, data: RatingSet, plan: RatingPlan, folder: Path) -> None:
-    parties, num_items = len(plan.users), len(data.item_ids)
-    user_features = data.user_features.values[plan.users]
+def write(folder: Path, data: RatingSet, shares: Shares, evaluate_on: str) -> dict[str, Any]:
+    """Write the arrays; give back what meta.json says of them."""
+    parties, num_items = len(shares.users), len(data.item_ids)
     whole = {
-        "train_offsets": plan.train.offsets,
-        "test_offsets": plan.test.offsets,
+        "train_offsets": shares.train.offsets,
+        "test_offsets": shares.test.offsets,
         "item_features": data.item_features.values,
-        "rater_counts": np.bincount(plan.train.items, minlength=num_items),
-        "user_ids": data.user_ids[plan.users],
+        "rater_counts": np.bincount(shares.train.items, minlength=num_items),
+        "user_ids": data.user_ids[shares.users],
         "item_ids": data.item_ids,
     }
-    by_party = {**_arrays("train", plan.train), **_arrays("test", plan.test)}
-    by_party["user_features"] = (user_features, np.arange(parties + 1))
-    starts = [*range(0, parties, CHECKED), parties]
-    with written_whole(folder) as scratch:
-        checksums: dict[str, Any] = {}
-        for stem, (array, bounds) in by_party.items():
-            cuts = bounds[starts]
-            blocks = (array[first:last] for first, last in zip(cuts, cuts[1:]))
-            checksums[stem] = write_array(scratch / f"{stem}.npy", _BY_PARTY[stem], array.shape, blocks)
-        whole["checksums"] = np.stack([np.array(checksums[stem]) for stem in _BY_PARTY], axis=1)
-        sums = {}
-        for stem, dtype in _WHOLE.items():
-            array = np.ascontiguousarray(whole[stem], dtype=dtype)
-            (sums[stem],) = write_array(scratch / f"{stem}.npy", dtype, array.shape, [array])
-        meta = {
-            "format": FORMAT,
-            "spec": spec.canonical(),
-            "parties": parties,
-            "num_items": num_items,
-            "scale": data.scale,
-            "evaluate_on": spec.evaluate_on,
-            "edges": plan.edges,
-            "optimum_rmse": plan.optimum_rmse,
-            "rescued": plan.rescued,
-            "item_feature_names": data.item_features.names,
-            "user_feature_names": data.user_features.names,
-            "checksums": sums,
-        }
-        write_meta(scratch, meta)
-
-
-def _arrays(side: str, part: Part) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    return {f"{side}_items": (part.items, part.offsets), f"{side}_values": (part.values, part.offsets)}
+    # with the first row of every party, and one past the last
+    by_party = {
+        "train_items": (shares.train.items, shares.train.offsets),
+        "train_values": (shares.train.values, shares.train.offsets),
+        "test_items": (shares.test.items, shares.test.offsets),
+        "test_values": (shares.test.values, shares.test.offsets),
+        "user_features": (data.user_features.values[shares.users], np.arange(parties + 1)),
+    }
+    group_checksums = []
+    for stem, (array, bounds) in by_party.items():
+        rows = (array[bounds[start] : bounds[stop]] for _, start, stop in _groups(0, parties, parties))
+        group_checksums.append(write_array(folder / f"{stem}.npy", _BY_PARTY[stem], array.shape, rows))
+    whole["checksums"] = np.array(group_checksums).T
+    checksums = {}
+    for stem, dtype in _WHOLE.items():
+        array = np.ascontiguousarray(whole[stem], dtype=dtype)
+        (checksums[stem],) = write_array(folder / f"{stem}.npy", dtype, array.shape, [array])
+    return {
+        "parties": parties,
+        "num_items": num_items,
+        "scale": data.scale,
+        "evaluate_on": evaluate_on,
+        "edges": shares.edges,
+        "optimum_rmse": shares.optimum_rmse,
+        "rescued": shares.rescued,
+        "item_feature_names": data.item_features.names,
+        "user_feature_names": data.user_features.names,
+        "checksums": checksums,
+    }

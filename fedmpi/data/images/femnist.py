@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmpi.data.images import ImageSet, Source, checked, folder_of, one_line
+from fedmpi.data import one_line
+from fedmpi.data.images.source import ImageSet, Source, checked
 from fedmpi.errors import DataError
 
 
@@ -19,7 +20,7 @@ def load_femnist(source: Source, data_dir: str | None) -> ImageSet:
         raise DataError(
             f"{source.name} cannot be downloaded: give a folder that holds {source.layouts[0][0]} as data_dir"
         )
-    (path,) = source.locate(folder_of(source, data_dir))
+    (path,) = source.locate(source.folder(data_dir))
     parts, writers = [], []
     for part in ("train", "test"):
         x, y, u = _arrays(source, path, [f"{part}_{letter}" for letter in "xyu"])

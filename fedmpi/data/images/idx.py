@@ -13,7 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmpi.data.images import ImageSet, Source, checked, download, folder_of, import_torchvision_datasets, one_line
+from fedmpi.data import one_line
+from fedmpi.data.images.libraries import import_torchvision_datasets
+from fedmpi.data.images.source import ImageSet, Source, checked
 from fedmpi.errors import DataError
 
 UNSIGNED_BYTES = 0x08
@@ -34,25 +36,25 @@ SPLITS = {
 
 
 def load_mnist(source: Source, data_dir: str | None) -> ImageSet:
-    folder = folder_of(source, data_dir)
     if data_dir is None:
         reader = getattr(import_torchvision_datasets(), READERS[source.name])
-        download(source, folder, lambda: reader(str(folder), download=True))
-    return _load(source, folder, transposed=False)
+        with source.downloading() as folder:
+            reader(str(folder), download=True)
+    return _load(source, data_dir, transposed=False)
 
 
 def load_emnist(source: Source, data_dir: str | None) -> ImageSet:
     """A split of EMNIST. Its files hold every image transposed; here they read upright."""
-    folder = folder_of(source, data_dir)
     if data_dir is None:
         reader = import_torchvision_datasets().EMNIST
-        download(source, folder, lambda: reader(str(folder), split=SPLITS[source.name], download=True))
-    return _load(source, folder, transposed=True)
+        with source.downloading() as folder:
+            reader(str(folder), split=SPLITS[source.name], download=True)
+    return _load(source, data_dir, transposed=True)
 
 
-def _load(source: Source, folder: Path, transposed: bool) -> ImageSet:
+def _load(source: Source, data_dir: str | None, transposed: bool) -> ImageSet:
     """Every layout lists images and labels of the training set, then of the test set."""
-    paths = source.locate(folder)
+    paths = source.locate(source.folder(data_dir))
     parts = []
     for images, labels in (paths[:2], paths[2:]):
         x, y = read_idx(source, images, 3), read_idx(source, labels, 1)

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rating_files import real_data
 
-from fedmpi.data import generated, rating_sources
-from fedmpi.data.rating_features import Features
-from fedmpi.data.rating_plan import TEST, TRAIN, VALIDATION, RatingSpec, bin_counts, make_rating_plan, split
-from fedmpi.data.ratings import RatingSet
+from fedmpi.data.ratings import catalog, generated
+from fedmpi.data.ratings.features import Features
+from fedmpi.data.ratings.source import RatingSet
+from fedmpi.data.ratings.spec import RatingSpec, deal
+from fedmpi.data.ratings.split import TEST, TRAIN, VALIDATION, bin_counts, split
 from fedmpi.errors import ConfigError, DataError
 
 
@@ -25,18 +26,18 @@ def toy(counts: list[int], num_items: int = 50, name: str = "ml-1m", seed: int =
     none = Features((), np.zeros((len(counts), 0), dtype=np.float32))
     values = np.arange(1, len(users) + 1, dtype=np.float32)
     ids = np.arange(len(counts), dtype=np.int64), np.arange(num_items, dtype=np.int64)
-    scale = rating_sources.get(name).scale
+    scale = catalog.get(name).scale
     return RatingSet(name, scale, users, items, values, *ids, none, Features((), np.zeros((num_items, 0), np.float32)))
 
 
-def of_user(plan, data: RatingSet) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
+def of_user(shares, data: RatingSet) -> tuple[dict[int, set[int]], dict[int, set[int]]]:
     """The items of each user on both sides of the split."""
     return tuple(
         {
             int(user): set(part.items[part.offsets[party] : part.offsets[party + 1]].tolist())
-            for party, user in enumerate(plan.users)
+            for party, user in enumerate(shares.users)
         }
-        for part in (plan.train, plan.test)
+        for part in (shares.train, shares.test)
     )
 
 
@@ -129,34 +130,34 @@ def test_the_draw_is_uniform():
 def test_a_rating_is_on_the_same_side_whatever_the_number_of_parties(validation):
     data = toy([1, 2, 3, 40, 20, 10, 5, 8, 13, 21] * 3)
     spec = RatingSpec(dataset="ml-1m", validation_fraction=validation, seed=3)
-    full = make_rating_plan(spec, data)
+    full = deal(spec, data)
     full_train, full_test = of_user(full, data)
     chosen: set[int] = set()
     for parties in (2, 7, 29, 30):
-        plan = make_rating_plan(dataclasses.replace(spec, parties=parties), data)
-        train, test = of_user(plan, data)
-        assert len(plan.users) == parties and (np.diff(plan.users) > 0).all()
+        shares = deal(dataclasses.replace(spec, parties=parties), data)
+        train, test = of_user(shares, data)
+        assert len(shares.users) == parties and (np.diff(shares.users) > 0).all()
         assert all(train[user] == full_train[user] and test[user] == full_test[user] for user in train)
         assert chosen <= set(train), "a user of a smaller run is missing from a larger one"
         chosen = set(train)
-        assert plan.rescued <= full.rescued
+        assert shares.rescued <= full.rescued
     assert set(full_train) == set(range(30))
 
 
 def test_values_go_with_their_ratings():
     data = toy([4, 9, 30])
     value = {(u, i): v for u, i, v in zip(data.users.tolist(), data.items.tolist(), data.values.tolist())}
-    plan = make_rating_plan(RatingSpec(dataset="ml-1m", parties=2), data)
-    for part in (plan.train, plan.test):
-        for party, user in enumerate(plan.users.tolist()):
+    shares = deal(RatingSpec(dataset="ml-1m", parties=2), data)
+    for part in (shares.train, shares.test):
+        for party, user in enumerate(shares.users.tolist()):
             for row in range(part.offsets[party], part.offsets[party + 1]):
                 assert value[user, int(part.items[row])] == part.values[row]
 
 
 def test_with_validation_the_test_ratings_are_nowhere():
     data = toy([30] * 20)
-    tested = make_rating_plan(RatingSpec(dataset="ml-1m"), data)
-    tuned = make_rating_plan(RatingSpec(dataset="ml-1m", validation_fraction=0.1), data)
+    tested = deal(RatingSpec(dataset="ml-1m"), data)
+    tuned = deal(RatingSpec(dataset="ml-1m", validation_fraction=0.1), data)
     seen = set(tuned.train.values.tolist()) | set(tuned.test.values.tolist())
     assert seen == set(tested.train.values.tolist())
     assert len(tested.test.values) == 120 and len(tuned.test.values) == 48
@@ -164,16 +165,16 @@ def test_with_validation_the_test_ratings_are_nowhere():
 
 def test_seeds_differ_in_split_and_users():
     data = toy([30] * 20)
-    plans = [make_rating_plan(RatingSpec(dataset="ml-1m", parties=10, seed=seed), data) for seed in range(2)]
-    assert set(plans[0].users.tolist()) != set(plans[1].users.tolist())
-    assert set(plans[0].test.values.tolist()) != set(plans[1].test.values.tolist())
+    dealt = [deal(RatingSpec(dataset="ml-1m", parties=10, seed=seed), data) for seed in range(2)]
+    assert set(dealt[0].users.tolist()) != set(dealt[1].users.tolist())
+    assert set(dealt[0].test.values.tolist()) != set(dealt[1].test.values.tolist())
 
 
 def test_more_parties_than_users_and_nothing_to_test():
     with pytest.raises(ConfigError, match="^parties = 4: ml-1m has 3 users with ratings$"):
-        make_rating_plan(RatingSpec(dataset="ml-1m", parties=4), toy([4, 9, 30]))
+        deal(RatingSpec(dataset="ml-1m", parties=4), toy([4, 9, 30]))
     with pytest.raises(DataError, match="^ml-1m: no test ratings for 3 parties: use more parties$"):
-        make_rating_plan(RatingSpec(dataset="ml-1m"), toy([1, 1, 1]))
+        deal(RatingSpec(dataset="ml-1m"), toy([1, 1, 1]))
 
 
 # --- listening counts ------------------------------------------------------------------------------------------------
@@ -203,28 +204,28 @@ def test_distinct_counts_fall_into_fifths():
 
 def test_lastfm_edges_come_from_training_ratings_of_all_users():
     data = toy([20] * 30, name="lastfm")
-    plan = make_rating_plan(RatingSpec(dataset="lastfm"), data)
-    assert set(plan.train.values.tolist()) == set(plan.test.values.tolist()) == {1, 2, 3, 4, 5}
-    few = make_rating_plan(RatingSpec(dataset="lastfm", parties=3), data)
-    assert few.edges == plan.edges
+    shares = deal(RatingSpec(dataset="lastfm"), data)
+    assert set(shares.train.values.tolist()) == set(shares.test.values.tolist()) == {1, 2, 3, 4, 5}
+    few = deal(RatingSpec(dataset="lastfm", parties=3), data)
+    assert few.edges == shares.edges
     # another count of a test rating: other test ratings, but the same edges and training ratings
     parts, _ = split(data.users, 30, 0.2, 0.0, 0)
     changed = dataclasses.replace(data, values=np.where(parts == TEST, 1e6, data.values).astype(np.float32))
-    after = make_rating_plan(RatingSpec(dataset="lastfm"), changed)
-    assert after.edges == plan.edges and np.array_equal(after.train.values, plan.train.values)
+    after = deal(RatingSpec(dataset="lastfm"), changed)
+    assert after.edges == shares.edges and np.array_equal(after.train.values, shares.train.values)
     assert (after.test.values == 5).all()
 
 
 def test_the_real_lastfm_bins():
     spec = RatingSpec(dataset="lastfm", data_dir=real_data("lastfm"), tag_components=0)
-    plan = make_rating_plan(spec, spec.load())
-    share = np.bincount(plan.train.values.astype(int), minlength=6)[1:] / len(plan.train.values)
+    shares = deal(spec, spec.load())
+    share = np.bincount(shares.train.values.astype(int), minlength=6)[1:] / len(shares.train.values)
     assert np.allclose(share, 0.2, atol=0.005)
     # users differ strongly: a user's own mean beats the overall mean by far
-    party = np.repeat(np.arange(1_892), np.diff(plan.train.offsets))
-    mean = np.bincount(party, plan.train.values) / np.bincount(party)
-    tested = np.repeat(np.arange(1_892), np.diff(plan.test.offsets))
-    assert np.sqrt(np.mean((plan.test.values - mean[tested]) ** 2)) < 0.9 < 1.4 < plan.test.values.std()
+    party = np.repeat(np.arange(1_892), np.diff(shares.train.offsets))
+    mean = np.bincount(party, shares.train.values) / np.bincount(party)
+    tested = np.repeat(np.arange(1_892), np.diff(shares.test.offsets))
+    assert np.sqrt(np.mean((shares.test.values - mean[tested]) ** 2)) < 0.9 < 1.4 < shares.test.values.std()
 
 
 # --- generated -------------------------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ def test_the_data_seed_draws_and_the_seed_splits():
     for field in ("users", "items", "values", "expected"):
         assert np.array_equal(getattr(one, field), getattr(same, field))
     assert not np.array_equal(one.values, other.values)
-    a, b = (make_rating_plan(RatingSpec(dataset="generated", seed=seed), one) for seed in (0, 1))
+    a, b = (deal(RatingSpec(dataset="generated", seed=seed), one) for seed in (0, 1))
     assert a.optimum_rmse != b.optimum_rmse
 
 
@@ -287,9 +288,9 @@ def test_the_best_possible_error_is_that_of_noise_and_rounding():
     middle = np.abs(data.expected - 3) < 0.5
     error = np.sqrt(np.mean((data.values - data.expected)[middle] ** 2))
     assert abs(error - np.sqrt(0.5**2 + 1 / 12)) < 0.01
-    plan = make_rating_plan(spec, data)
+    shares = deal(spec, data)
     # clipping at the ends makes ratings there easier
-    assert 0.9 * error < plan.optimum_rmse < error
+    assert 0.9 * error < shares.optimum_rmse < error
     # it is the mean: no shift or stretch of it predicts better
     centred, residual = data.expected - 3, data.values - data.expected
     assert abs(residual.mean()) < 0.005 and abs(np.mean(residual * centred)) < 0.005
@@ -298,7 +299,7 @@ def test_the_best_possible_error_is_that_of_noise_and_rounding():
 def test_without_noise_the_expectation_is_the_rating():
     data = drawn(noise=0.0)
     assert np.array_equal(data.values, data.expected)
-    assert make_rating_plan(RatingSpec(dataset="generated", noise=0.0), data).optimum_rmse == 0
+    assert deal(RatingSpec(dataset="generated", noise=0.0), data).optimum_rmse == 0
 
 
 def test_there_is_something_to_learn():

@@ -1,4 +1,4 @@
-"""From a partition's settings and a data set's labels to the sample indices of every party."""
+"""The settings of a partition, and the samples that every party holds by them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from fedmpi.data import catalog, partition
-from fedmpi.data.images import ImageSet
+from fedmpi.data.images import catalog, partition, store
+from fedmpi.data.images.partition import Shares
+from fedmpi.data.images.source import ImageSet
+from fedmpi.data.prepared import Spec, keyed_rng
 from fedmpi.errors import ConfigError, DataError
-from fedmpi.randomness.words import labelled_generator
 
 BY_CLASSES = ("classes", "drawn")  # every party has exactly s of them
 SCHEMES = ("classes", "drawn", "dirichlet", "writers")
@@ -21,32 +22,20 @@ MIN_SAMPLES = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionSpec:
-    """Everything that decides which party holds which sample."""
+class PartitionSpec(Spec):
+    """Everything that decides which party holds which sample. test_fraction is only for data without a test split of its own."""
 
-    dataset: str
-    data_dir: str | None = None  # folder that contains the official layout; None: download into the cache
     parties: int
     scheme: str = "classes"
     classes_per_party: int = 2  # scheme classes
     alpha: float = 0.5  # scheme dirichlet
-    test_fraction: float = 0.2  # only for data without an official test split
-    validation_fraction: float = 0.0  # of the training samples, to evaluate on in place of the test samples
     samples_per_party: int = 0  # cap on training samples; 0: all
     shrink: int = 1  # every shrink x shrink pixels become one, their mean
     test_samples_per_party: int = 0  # cap on test samples; 0: all, or in proportion to capped training samples
-    seed: int = 0
 
     def __post_init__(self) -> None:
         source = catalog.get(self.dataset)
-        for name in ("parties", "classes_per_party", "samples_per_party", "test_samples_per_party", "shrink", "seed"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise ConfigError(f"{name} = {value!r}: must be a whole number")
-        for name in ("alpha", "test_fraction", "validation_fraction"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise ConfigError(f"{name} = {value!r}: must be a number")
+        self.check_numbers()
         partition.check_parties(self.parties)
         if self.shrink < 1:
             raise ConfigError(f"shrink = {self.shrink}: must be 1 (not at all) or more")
@@ -59,10 +48,7 @@ class PartitionSpec:
         elif not source.has_writers:
             able = ", ".join(name for name in catalog.known() if catalog.get(name).has_writers)
             raise ConfigError(f"partition = writers: {self.dataset} does not say who wrote what; only for {able}")
-        if not 0 < self.test_fraction < 1:
-            raise ConfigError(f"test_fraction = {self.test_fraction}: must lie between 0 and 1")
-        if not 0 <= self.validation_fraction < 1:
-            raise ConfigError(f"validation_fraction = {self.validation_fraction}: must be 0 (none) or lie below 1")
+        self.check_fractions()
         fewest = self.classes_per_party if self.scheme in BY_CLASSES else 1
         if self.scheme == "drawn" and not self.samples_per_party:
             raise ConfigError("partition = drawn: needs samples_per_party, how many each party draws")
@@ -74,7 +60,6 @@ class PartitionSpec:
                 )
 
     def canonical(self) -> dict[str, Any]:
-        """The settings that have an effect. data_dir is not among them: the same files may lie anywhere."""
         validation = {"validation_fraction": float(self.validation_fraction)} if self.validation_fraction else {}
         return {
             "dataset": self.dataset,
@@ -90,37 +75,22 @@ class PartitionSpec:
             **validation,
         }
 
-    def fingerprint(self) -> list[tuple[str, int, int]] | None:
-        """Name, size and time of every official file, so that replaced files are not served from old prepared ones.
+    def official_files(self, data_dir: str) -> list[Path]:
+        source = catalog.get(self.dataset)
+        return source.locate(source.folder(data_dir))
 
-        None where there is no folder to look at: what comes with scikit-learn, and downloads, whose checksums make
-        them the same everywhere.
-        """
-        if self.data_dir is None:
-            return None
-        paths = catalog.get(self.dataset).locate(Path(self.data_dir).expanduser())
-        stats = [(path.name, path.stat()) for path in paths]
-        return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats] or None
+    def write(self, folder: Path) -> dict[str, Any]:
+        data = catalog.get(self.dataset).load(self.data_dir).shrunk(self.shrink)
+        return store.write(folder, data, deal(self, data))
 
-
-@dataclass(frozen=True)
-class Plan:
-    """Indices per party. Where a validation fraction is set, `test` holds validation samples and no test sample is anywhere."""
-
-    train: list[np.ndarray]
-    test: list[np.ndarray]
-    classes: list[list[int]]  # classes of each party's training samples, ascending
-    public: np.ndarray  # training rows that were held out for nobody's test or validation, as a mask
-    own_test: bool  # the test indices point into the data set's own test split, not into its training arrays
+    def open(self, folder: Path) -> store.Store:
+        return store.Store.open(folder)
 
 
-def keyed_rng(seed: int, *purpose: object) -> np.random.Generator:
-    """A generator for one purpose: no draw depends on how many draws were made for another."""
-    return labelled_generator(seed, "partition", *purpose)
-
-
-def make_plan(spec: PartitionSpec, data: ImageSet) -> Plan:
-    y, own_test = data.train_y, data.test_y is not None and not spec.validation_fraction
+def deal(spec: PartitionSpec, data: ImageSet) -> Shares:
+    """The samples of every party, by index."""
+    y = data.train_y
+    test_y = y if data.test_y is None or spec.validation_fraction else data.test_y  # what test indices point into
     public = np.ones(len(y), dtype=bool)
     if spec.scheme == "drawn":
         train, test = _draw(spec, data, public)
@@ -131,18 +101,16 @@ def make_plan(spec: PartitionSpec, data: ImageSet) -> Plan:
             train, test = _held_out(y, train, spec.test_fraction, spec.seed, "hold-out", public)
         if spec.validation_fraction:
             train, test = _held_out(y, train, spec.validation_fraction, spec.seed, "validation", public)
-    test_y = data.test_y if own_test else y
     classes = []
     for party in range(spec.parties):
         train[party], test[party] = _capped(spec, party, y, train[party], test_y, test[party])
         if len(train[party]) == 0 or len(test[party]) == 0:
-            evaluated = "validation" if spec.validation_fraction else "test"
             raise DataError(
-                f"party {party} of {spec.parties} would have {len(train[party])} training and {len(test[party])} {evaluated} "
+                f"party {party} of {spec.parties} would have {len(train[party])} training and {len(test[party])} {spec.evaluate_on} "
                 f"samples of {spec.dataset}: use fewer parties"
             )
         classes.append([int(c) for c in np.unique(y[train[party]])])
-    return Plan(train, test, classes, public, own_test)
+    return Shares(train, test, classes, public, own_test=test_y is not y)
 
 
 def _held_out(
@@ -155,12 +123,15 @@ def _held_out(
     return [part[~mark] for part, mark in zip(parts, marks)], held
 
 
+def _assignment(spec: PartitionSpec, data: ImageSet) -> list[tuple[int, ...]]:
+    rng = keyed_rng(spec.seed, "assignment")
+    return partition.assign_classes(spec.parties, spec.classes_per_party, data.num_classes, rng)
+
+
 def _draw(spec: PartitionSpec, data: ImageSet, public: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Training and test samples of every party from pools that all share. What is held out is held out of the pool, before
     anybody draws: no party is tested, or validated, on what another trains on."""
-    assignment = partition.assign_classes(
-        spec.parties, spec.classes_per_party, data.num_classes, keyed_rng(spec.seed, "assignment")
-    )
+    assignment = _assignment(spec, data)
     y = test_y = data.train_y
     if data.test_y is None:
         held = partition.hold_out(y, spec.test_fraction, keyed_rng(spec.seed, "hold-out"))
@@ -181,16 +152,14 @@ def _split(spec: PartitionSpec, data: ImageSet) -> tuple[list[np.ndarray], list[
     """All samples to the parties; the second list stays empty if there is no official test split."""
     for_train, for_test = keyed_rng(spec.seed, "train"), keyed_rng(spec.seed, "test")
     if spec.scheme == "classes":
-        assignment = partition.assign_classes(
-            spec.parties, spec.classes_per_party, data.num_classes, keyed_rng(spec.seed, "assignment")
-        )
+        assignment = _assignment(spec, data)
         train = partition.split_by_classes(data.train_y, assignment, for_train)
         return train, [] if data.test_y is None else partition.split_by_classes(data.test_y, assignment, for_test)
     if spec.scheme == "writers":
-        chosen = partition.choose_writers(
-            data.train_writers, data.test_writers, spec.parties, keyed_rng(spec.seed, "writers")
-        )
-        return tuple(partition.split_by_writers(of, chosen) for of in (data.train_writers, data.test_writers))
+        assert data.train_writers is not None and data.test_writers is not None  # the catalog says who has them
+        writers = data.train_writers, data.test_writers
+        chosen = partition.choose_writers(*writers, spec.parties, keyed_rng(spec.seed, "writers"))
+        return partition.split_by_writers(writers[0], chosen), partition.split_by_writers(writers[1], chosen)
     # without a test set, one sample more than there are classes makes sure that some class has two to hold one out from
     minimum = max(MIN_SAMPLES, data.num_classes + 1) if data.test_y is None else MIN_SAMPLES
     proportions = partition.draw_proportions(

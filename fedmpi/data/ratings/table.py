@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Literal
+from typing import IO, Literal
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Column:
 
 
 def read_numbers(
-    stream: BinaryIO, where: str, separator: bytes, columns: Sequence[Column], header: bytes | None = None
+    stream: IO[bytes], where: str, separator: bytes, columns: Sequence[Column], header: bytes | None = None
 ) -> dict[str, np.ndarray]:
     """The columns that are not skipped, by name. Lines end in LF or CRLF; empty lines at the end are no lines."""
     blocks: list[dict[str, np.ndarray]] = []
@@ -50,7 +50,7 @@ def read_numbers(
     return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
-def read_lines(stream: BinaryIO, where: str, encoding: str, header: bytes | None = None) -> Iterator[tuple[int, str]]:
+def read_lines(stream: IO[bytes], where: str, encoding: str, header: bytes | None = None) -> Iterator[tuple[int, str]]:
     """Number and text of every line, for tables that hold more than numbers."""
     line = 0
     if header is not None:
@@ -71,7 +71,7 @@ def _check_header(found: bytes, expected: bytes, where: str) -> None:
         raise DataError(f"{where}, line 1: the header is {shown!r}, expected {expected.decode()!r}")
 
 
-def _whole_lines(stream: BinaryIO, where: str) -> Iterator[bytes]:
+def _whole_lines(stream: IO[bytes], where: str) -> Iterator[bytes]:
     """Blocks that end in a line feed. The last line is held back until it is known that something follows it."""
     held = b""
     while chunk := stream.read(BLOCK_BYTES):
@@ -130,9 +130,9 @@ def _find_fields(data: np.ndarray, separator: bytes, count: int) -> list[tuple[n
         marks = marks[::2]
     if len(marks) != len(newlines) * (count - 1):
         return None
-    marks = marks.reshape(len(newlines), count - 1)
-    begins = [np.concatenate([[0], newlines[:-1] + 1]), *(marks.T + len(separator))]
-    ends = [*marks.T, newlines - returns]
+    separators = marks.reshape(len(newlines), count - 1).T
+    begins = [np.concatenate([[0], newlines[:-1] + 1]), *(separators + len(separator))]
+    ends = [*separators, newlines - returns]
     # no field is empty, and so no separator belongs to another line
     if any((begin >= end).any() for begin, end in zip(begins, ends)):
         return None

@@ -1,7 +1,7 @@
 """Who holds which samples: pure functions from labels and a generator to index arrays, one per party.
 
-Four schemes. `classes`: every party holds exactly s classes, as FedRep deals them, and each class is shared out evenly
-among its holders. `dirichlet`: each class is shared out in proportions drawn from a symmetric Dirichlet(alpha).
+Four schemes. `classes`: every party holds exactly s classes, and each class is shared out evenly among its holders.
+`dirichlet`: each class is shared out in random proportions, the more uneven the smaller alpha is.
 Both come in two steps, first the assignment (or the proportions), then the split, so that the test data of a party can
 follow the classes of its training data. `writers`: a party is one of the people who made the samples, and has theirs.
 `drawn`: each party draws s classes' samples for itself, so that there may be more parties than the samples would go round.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +19,17 @@ from fedmpi.errors import ConfigError, DataError
 
 #: Redraws of the Dirichlet proportions before giving up; a draw costs well under a millisecond.
 MAX_TRIES = 1000
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Indices per party. With validation, `test` holds validation samples and no test sample is anywhere."""
+
+    train: list[np.ndarray]
+    test: list[np.ndarray]
+    classes: list[list[int]]  # classes of each party's training samples, ascending
+    public: np.ndarray  # training rows that were held out for nobody's test or validation, as a mask
+    own_test: bool  # the test indices point into the data set's own test split, not into its training arrays
 
 
 def check_alpha(alpha: float) -> None:
@@ -81,13 +93,6 @@ def split_by_classes(
     return [_joined(pieces) for pieces in parts]
 
 
-def by_classes(labels: np.ndarray, parties: int, classes_per_party: int, rng: np.random.Generator) -> list[np.ndarray]:
-    """Both steps at once, for data without a test set of its own; the classes are 0 to the largest label."""
-    if len(labels) == 0:
-        raise DataError("no samples to share out: the labels are empty")
-    return split_by_classes(labels, assign_classes(parties, classes_per_party, int(labels.max()) + 1, rng), rng)
-
-
 def draw_for_parties(
     labels: np.ndarray, pool: np.ndarray, assignment: Sequence[Sequence[int]], count: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
@@ -114,7 +119,7 @@ def dirichlet_proportions(num_classes: int, parties: int, alpha: float, rng: np.
 def apportion(total: int, shares: np.ndarray) -> np.ndarray:
     """`total` as integers in proportion to `shares` (sum 1) by largest remainder; a share of 0 gets 0."""
     ideal = total * shares
-    counts = np.floor(ideal).astype(np.int64)
+    counts: np.ndarray = np.floor(ideal).astype(np.int64)
     by_remainder = np.argsort(counts - ideal, kind="stable")
     counts[by_remainder[: total - int(counts.sum())]] += 1
     return counts
@@ -168,7 +173,7 @@ def draw_proportions(
         counts = counts_by_proportions(train, dirichlet_proportions(num_classes, parties, alpha, rng))
         if counts.sum(axis=0).min() < minimum:
             continue
-        realised = counts / np.maximum(train, 1)[:, None]
+        realised: np.ndarray = counts / np.maximum(train, 1)[:, None]
         if test_labels is not None:
             test = counts_by_proportions(_class_counts(test_labels, num_classes), realised)
             if test.sum(axis=0).min() < 1:
