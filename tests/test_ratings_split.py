@@ -27,7 +27,7 @@ def toy(counts: list[int], num_items: int = 50, name: str = "ml-1m", seed: int =
     values = np.arange(1, len(users) + 1, dtype=np.float32)
     ids = np.arange(len(counts), dtype=np.int64), np.arange(num_items, dtype=np.int64)
     scale = catalog.get(name).scale
-    return RatingSet(name, scale, users, items, values, *ids, none, Features((), np.zeros((num_items, 0), np.float32)))
+    return RatingSet(scale, users, items, values, *ids, none, Features((), np.zeros((num_items, 0), np.float32)))
 
 
 def of_user(shares, data: RatingSet) -> tuple[dict[int, set[int]], dict[int, set[int]]]:

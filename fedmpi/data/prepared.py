@@ -8,27 +8,51 @@ import hashlib
 import os
 import zlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 
 from fedmpi.data import one_line
-from fedmpi.data.folder import FORMAT, canonical_json, write_meta, written_whole
+from fedmpi.data.folder import FORMAT, canonical_json, map_array, read_meta, write_meta, written_whole
 from fedmpi.errors import ConfigError, DataError
 from fedmpi.randomness.words import labelled_generator
 
+P = TypeVar("P", bound="Prepared")
+
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
-    """An opened folder: the data of all parties."""
+class Prepared(ABC):
+    """An opened folder: the data of all parties. The fields of a subclass are entries of meta.json."""
 
     task: ClassVar[str]  # of the methods that work on such data
+    dtypes: ClassVar[Mapping[str, type]]  # of its arrays, by file stem
 
     path: Path
     dataset: str
     checksums: dict[str, Any]  # of its arrays, by file stem
+
+    @classmethod
+    def open(cls: type[P], path: str | os.PathLike[str]) -> P:
+        """Read meta.json and check the header of every array; no image and no rating is read."""
+        meta = read_meta(Path(path))
+        meta |= {"path": Path(path), "dataset": meta["spec"]["dataset"]}
+        store = cls(**{field.name: _without_lists(meta[field.name]) for field in dataclasses.fields(cls)})
+        for stem in cls.dtypes:
+            store.map(stem)
+        return store
+
+    @abstractmethod
+    def shape(self, stem: str) -> tuple[int, ...]:
+        """What the shape of an array must be."""
+
+    def map(self, stem: str) -> np.ndarray:
+        return map_array(self.file(stem), self.dtypes[stem], self.shape(stem))
+
+    def file(self, stem: str) -> Path:
+        return self.path / f"{stem}.npy"
 
     @property
     def fingerprint(self) -> int:
@@ -106,6 +130,11 @@ def prepare(spec: Spec, root: str | os.PathLike[str]) -> Path:
         raise DataError(f"{spec.dataset} cannot be prepared under {root}: {one_line(error)}") from error
     spec.open(folder)
     return folder
+
+
+def _without_lists(value: Any) -> Any:
+    """As it was before JSON, which has no tuples."""
+    return tuple(map(_without_lists, value)) if isinstance(value, list) else value
 
 
 def keyed_rng(seed: int, *purpose: object) -> np.random.Generator:

@@ -1,4 +1,4 @@
-"""FEMNIST as LEAF prepares it, a subset in one npz file: the samples, and who wrote each.
+"""FEMNIST, handwritten letters and digits with their writers, as the LEAF benchmark prepares it: a part, in one npz file.
 
 Keys train_x, train_y, train_u and test_x, test_y, test_u: images of 28×28 bytes (flat or square, dark on white), labels
 0 to 61, and the writer of each sample.

@@ -36,24 +36,20 @@ SPLITS = {
 
 
 def load_mnist(source: Source, data_dir: str | None) -> ImageSet:
-    if data_dir is None:
-        reader = getattr(import_torchvision_datasets(), READERS[source.name])
-        with source.downloading() as folder:
-            reader(str(folder), download=True)
-    return _load(source, data_dir, transposed=False)
+    return _load(source, data_dir, READERS[source.name])
 
 
 def load_emnist(source: Source, data_dir: str | None) -> ImageSet:
     """A split of EMNIST. Its files hold every image transposed; here they read upright."""
-    if data_dir is None:
-        reader = import_torchvision_datasets().EMNIST
-        with source.downloading() as folder:
-            reader(str(folder), split=SPLITS[source.name], download=True)
-    return _load(source, data_dir, transposed=True)
+    return _load(source, data_dir, "EMNIST", transposed=True, split=SPLITS[source.name])
 
 
-def _load(source: Source, data_dir: str | None, transposed: bool) -> ImageSet:
+def _load(source: Source, data_dir: str | None, reader: str, transposed: bool = False, **options: str) -> ImageSet:
     """Every layout lists images and labels of the training set, then of the test set."""
+    if data_dir is None:
+        fetch = getattr(import_torchvision_datasets(), reader)
+        with source.downloading() as folder:
+            fetch(str(folder), download=True, **options)
     paths = source.locate(source.folder(data_dir))
     parts = []
     for images, labels in (paths[:2], paths[2:]):

@@ -162,14 +162,9 @@ def _split(spec: PartitionSpec, data: ImageSet) -> tuple[list[np.ndarray], list[
         return partition.split_by_writers(writers[0], chosen), partition.split_by_writers(writers[1], chosen)
     # without a test set, one sample more than there are classes makes sure that some class has two to hold one out from
     minimum = max(MIN_SAMPLES, data.num_classes + 1) if data.test_y is None else MIN_SAMPLES
+    rng = keyed_rng(spec.seed, "proportions")
     proportions = partition.draw_proportions(
-        data.train_y,
-        data.num_classes,
-        spec.parties,
-        spec.alpha,
-        minimum,
-        keyed_rng(spec.seed, "proportions"),
-        data.test_y,
+        data.train_y, data.num_classes, spec.parties, spec.alpha, minimum, rng, data.test_y
     )
     train = partition.split_by_proportions(data.train_y, proportions, for_train)
     return train, [] if data.test_y is None else partition.split_by_proportions(data.test_y, proportions, for_test)

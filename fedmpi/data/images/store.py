@@ -10,20 +10,17 @@ usually take them. They are treated as public, like the model's architecture: no
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedmpi.data.folder import checksum, damaged, map_array, read_meta, write_array
+from fedmpi.data.folder import checksum, damaged, write_array
 from fedmpi.data.images.partition import Shares
 from fedmpi.data.images.source import ImageSet
 from fedmpi.data.prepared import Prepared
 from fedmpi.errors import DataError
-
-_DTYPES = {"train_x": np.uint8, "train_y": np.int64, "test_x": np.uint8, "test_y": np.int64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +37,7 @@ class Shard:
 @dataclass(frozen=True)
 class Store(Prepared):
     task = "classification"
+    dtypes = {"train_x": np.uint8, "train_y": np.int64, "test_x": np.uint8, "test_y": np.int64}
 
     num_classes: int
     image_shape: tuple[int, int, int]
@@ -53,46 +51,24 @@ class Store(Prepared):
     def parties(self) -> int:
         return len(self.classes)
 
-    @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Store:
-        """Read meta.json and check the four headers; no sample is read."""
-        folder = Path(path)
-        meta = read_meta(folder)
-        store = cls(
-            path=folder,
-            dataset=meta["spec"]["dataset"],
-            num_classes=meta["num_classes"],
-            image_shape=tuple(meta["image_shape"]),
-            mean=tuple(meta["mean"]),
-            std=tuple(meta["std"]),
-            classes=tuple(tuple(held) for held in meta["classes"]),
-            train_offsets=tuple(meta["train_offsets"]),
-            test_offsets=tuple(meta["test_offsets"]),
-            checksums=meta["checksums"],
-        )
-        for stem in _DTYPES:
-            store._map(stem)
-        return store
-
     def shard(self, party: int) -> Shard:
         if not 0 <= party < self.parties:
             raise DataError(f"party {party}: {self.path} holds parties 0 to {self.parties - 1}")
-        return Shard(**{stem: self._slice(stem, party) for stem in _DTYPES}, classes=self.classes[party])
+        return Shard(**{stem: self._slice(stem, party) for stem in self.dtypes}, classes=self.classes[party])
 
     def _offsets(self, stem: str) -> tuple[int, ...]:
         return self.train_offsets if stem.startswith("train") else self.test_offsets
 
-    def _map(self, stem: str) -> np.ndarray:
+    def shape(self, stem: str) -> tuple[int, ...]:
         rows = self._offsets(stem)[-1]
-        shape = (rows, *self.image_shape) if stem.endswith("x") else (rows,)
-        return map_array(self.path / f"{stem}.npy", _DTYPES[stem], shape)
+        return (rows, *self.image_shape) if stem.endswith("x") else (rows,)
 
     def _slice(self, stem: str, party: int) -> np.ndarray:
         offsets = self._offsets(stem)
         # mapped anew for each shard: reading a map of a file that was cut short since `open` would kill the process
-        rows = np.asarray(self._map(stem)[offsets[party] : offsets[party + 1]])
+        rows = np.asarray(self.map(stem)[offsets[party] : offsets[party + 1]])
         if checksum(rows) != self.checksums[stem][party]:
-            raise damaged(self.path / f"{stem}.npy", f"wrong checksum of the samples of party {party}")
+            raise damaged(self.file(stem), f"wrong checksum of the samples of party {party}")
         return rows
 
 

@@ -52,11 +52,11 @@ def standardised(name: str, numbers: Sequence[float]) -> Features:
 
 
 def tag_columns(rows: np.ndarray, tags: np.ndarray, num_rows: int, components: int) -> Features:
-    """How often each row got each tag (one pair of `rows` and `tags` per time), by TF-IDF and then PCA.
+    """The tags of each row in a few numbers; `rows` and `tags` are one pair for each time that a row got a tag.
 
-    scikit-learn's usual TF-IDF: smoothed inverse frequency, rows of length 1. A row without tags is the zero vector,
-    and so lies where PCA puts that vector. Signs are fixed, and values are rounded to 1e-4, so that the last bits of a
-    linear algebra library do not make two hosts disagree. Data with fewer directions than `components`: zeros.
+    Counts of tags, in which rare tags weigh more (scikit-learn's TF-IDF), reduced to the `components` directions in which
+    rows differ most (PCA); zeros where there are fewer. A row without tags is the zero vector, and lies where PCA puts it.
+    Signs are fixed and values rounded to 1e-4, or the last bits of a linear algebra library would make hosts disagree.
     """
     from scipy.sparse import coo_array, csr_matrix
     from sklearn.decomposition import PCA

@@ -72,7 +72,6 @@ def generate_ratings(
         values[here] = _on_scale(signal + draw.normal(0, 1, len(signal)) * noise, scale)
         expected[here] = _mean_rating(signal, noise, scale)
     return RatingSet(
-        name="generated",
         scale=scale,
         users=which_user,
         items=which_item,

@@ -1,8 +1,8 @@
 """Rating data sets as plain arrays, read from their official files.
 
-Every fault is named by file and line. Ratings may only name items of the item
-file (and users of the user file, where there is one); tags that name others are left out, because the official files
-have some. Users without a rating are left out as well: they would be parties with nothing to train on.
+Every fault is named by file and line. Ratings may only name items of the item file (and users of the user file, where
+there is one); tags that name others are left out, because the official files have some. Users without a rating are left
+out as well: they would be parties with nothing to train on.
 """
 
 from __future__ import annotations
@@ -60,18 +60,14 @@ def load_ml_10m(source: RatingSource, files: Files, tag_components: int, complet
     tagging: list[tuple[int, int, int]] = []
     vocabulary: dict[str, int] = {}
     lines = 0
-    with files.open("tags.dat") as stream:
-        for line, text in read_lines(stream, where, "utf-8"):
-            fields = text.split("::")
-            if len(fields) < 4:
-                raise DataError(f"{where}, line {line}: {len(fields)} fields, expected 4")
-            lines += 1
-            # a tag is free text: two colons in a row are part of it
-            tag = "::".join(fields[2:-1]).strip().casefold()
-            user, item = _whole(fields[0], "user", where, line), _whole(fields[1], "item", where, line)
-            _whole(fields[-1], "timestamp", where, line)
-            if tag:
-                tagging.append((user, item, vocabulary.setdefault(tag, len(vocabulary))))
+    for line, fields in _rows(files, "tags.dat", "::", 4, encoding="utf-8", text=2):
+        lines += 1
+        user, item, _ = (
+            _whole(fields[at], what, where, line) for at, what in ((0, "user"), (1, "item"), (3, "timestamp"))
+        )
+        tag = fields[2].strip().casefold()
+        if tag:
+            tagging.append((user, item, vocabulary.setdefault(tag, len(vocabulary))))
     _check_tags(source, where, complete, lines)
     tags = np.array(tagging, dtype=np.int64).reshape(-1, 3)
     table = _read_ratings(source, files, b"::", _MOVIELENS_COLUMNS)
@@ -101,8 +97,7 @@ def load_lastfm(source: RatingSource, files: Files, tag_components: int, complet
         raise DataError(f"{where}, line {strange[0] + 2}: tag {tag} is not in {files.label('tags.dat')}")
     _check_tags(source, where, complete, len(tagged["tagID"]))
     tags = np.stack([tagged["userID"], tagged["artistID"], tagged["tagID"]], axis=1).astype(np.int64)
-    columns = [Column("user"), Column("item"), Column("rating")]
-    table = _read_ratings(source, files, b"\t", columns)
+    table = _read_ratings(source, files, b"\t", (Column("user"), Column("item"), Column("rating")))
     user_ids = np.unique(table["user"]).astype(np.int64)
     users, items = _by_tags(tags, user_ids, item_ids, tag_components)
     return _assemble(source, files, complete, table, item_ids, items, user_ids, users)
@@ -112,30 +107,35 @@ def load_lastfm(source: RatingSource, files: Files, tag_components: int, complet
 
 
 def _rows(
-    files: Files, name: str, separator: str, count: int, header: bytes | None = None
+    files: Files,
+    name: str,
+    separator: str,
+    count: int,
+    header: bytes | None = None,
+    encoding: str = "latin-1",
+    text: int | None = None,
 ) -> Iterator[tuple[int, list[str]]]:
+    """Number and fields of every line. text: the field that is free text, in which the separator may occur."""
     where = files.label(name)
     with files.open(name) as stream:
-        for line, text in read_lines(stream, where, "latin-1", header):
-            fields = text.split(separator)
+        for number, line in read_lines(stream, where, encoding, header):
+            fields = line.split(separator)
+            if text is not None and len(fields) > count:
+                end = len(fields) - (count - text - 1)
+                fields[text:end] = [separator.join(fields[text:end])]
             if len(fields) != count:
-                raise DataError(f"{where}, line {line}: {len(fields)} fields, expected {count}")
-            yield line, fields
+                raise DataError(f"{where}, line {number}: {len(fields)} fields, expected {count}")
+            yield number, fields
 
 
 def _films(files: Files, encoding: str) -> tuple[list[int], Features]:
     """movies.dat: id::title::genres, the genres parted by a bar."""
-    where = files.label("movies.dat")
     item_ids, labels, years = [], [], []
-    with files.open("movies.dat") as stream:
-        for line, text in read_lines(stream, where, encoding):
-            fields = text.split("::")
-            if len(fields) < 3:
-                raise DataError(f"{where}, line {line}: {len(fields)} fields, expected 3")
-            item_ids.append(_whole(fields[0], "item", where, line))
-            years.append(_year("::".join(fields[1:-1])))
-            labels.append([genre for genre in fields[-1].split("|") if genre and genre != _GENRE_NONE])
-    genres = sorted({genre for held in labels for genre in held})
+    for line, (item, title, held) in _rows(files, "movies.dat", "::", 3, encoding=encoding, text=1):
+        item_ids.append(_whole(item, "item", files.label("movies.dat"), line))
+        years.append(_year(title))
+        labels.append([genre for genre in held.split("|") if genre and genre != _GENRE_NONE])
+    genres = sorted({genre for row in labels for genre in row})
     return item_ids, join(one_hot("genre", labels, genres), standardised("year", years))
 
 
@@ -249,7 +249,6 @@ def _assemble(
                     f"get {source.archive} anew"
                 )
     return RatingSet(
-        name=source.name,
         scale=source.scale,
         users=users[order].astype(np.int32),
         items=items[order].astype(np.int32),

@@ -1,4 +1,4 @@
-"""What a rating data set is: what is known of it before a file is opened, where its files are, and what its loader gives.
+"""What a rating data set is: what is known of it before a file is opened, where its files are, what its loader gives.
 
 A data set is read from the folder that its archive unpacks to, or from the archive itself, which is never unpacked to
 disk. Only the preparation step comes here.
@@ -78,7 +78,6 @@ class Files:
 class RatingSet:
     """All ratings, sorted by user and then by item; no pair occurs twice."""
 
-    name: str
     scale: Scale
     users: np.ndarray  # int32, row of user_ids; every user occurs
     items: np.ndarray  # int32, row of item_ids

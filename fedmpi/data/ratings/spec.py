@@ -25,7 +25,7 @@ class RatingSpec(Spec):
     parties: int = 0  # users that take part, 0: all (generated: 200); fewer are drawn by the seed
     tag_components: int = 20  # data with tags
     complete: bool | None = None  # see RatingSource.load
-    # generated data, where parties are users
+    # generated data, as ratings/generated.py draws it
     items: int = 300
     ratings: int = 0  # in total, exactly; 0: 60 a user
     rank: int = 4

@@ -10,7 +10,6 @@ checksums.npy, so that a rank reads and verifies little more than its own block,
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedmpi.data.folder import checksum, damaged, map_array, read_meta, write_array
+from fedmpi.data.folder import checksum, damaged, write_array
 from fedmpi.data.prepared import Prepared
 from fedmpi.data.ratings.source import RatingSet, Scale
 from fedmpi.data.ratings.split import Shares
@@ -66,9 +65,23 @@ class RatingBlock:
         return self.last - self.first
 
 
+def _verified_whole(stem: str) -> functools.cached_property[np.ndarray]:
+    """A small array as a property. It is copied: it stays readable whatever happens to the file."""
+
+    def read(store: RatingStore) -> np.ndarray:
+        array = np.array(store.map(stem))
+        if checksum(array) != store.checksums[stem]:
+            raise damaged(store.file(stem), "wrong checksum")
+        array.flags.writeable = False
+        return array
+
+    return functools.cached_property(read)
+
+
 @dataclass(frozen=True, eq=False)
 class RatingStore(Prepared):
     task = "recommendation"
+    dtypes = _WHOLE | _BY_PARTY
 
     parties: int
     num_items: int  # of the item file, rated or not
@@ -80,56 +93,16 @@ class RatingStore(Prepared):
     item_feature_names: tuple[str, ...]
     user_feature_names: tuple[str, ...]
 
-    @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> RatingStore:
-        """Read meta.json and the offsets and check every header; no rating is read."""
-        folder = Path(path)
-        meta = read_meta(folder)
-        store = cls(
-            path=folder,
-            dataset=meta["spec"]["dataset"],
-            parties=meta["parties"],
-            num_items=meta["num_items"],
-            scale=Scale(*meta["scale"]),
-            evaluate_on=meta["evaluate_on"],
-            edges=None if meta["edges"] is None else tuple(meta["edges"]),
-            optimum_rmse=meta["optimum_rmse"],
-            rescued=meta["rescued"],
-            item_feature_names=tuple(meta["item_feature_names"]),
-            user_feature_names=tuple(meta["user_feature_names"]),
-            checksums=meta["checksums"],
-        )
-        for stem in (*_WHOLE, *_BY_PARTY):
-            store._map(stem)
-        return store
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", Scale(*self.scale))  # meta.json knows no names
 
-    # Small arrays are copied: they stay readable whatever happens to the files.
-
-    @functools.cached_property
-    def train_offsets(self) -> np.ndarray:
-        return self._whole("train_offsets")
-
-    @functools.cached_property
-    def test_offsets(self) -> np.ndarray:
-        return self._whole("test_offsets")
-
-    @functools.cached_property
-    def item_features(self) -> np.ndarray:
-        return self._whole("item_features")
-
-    @functools.cached_property
-    def rater_counts(self) -> np.ndarray:
-        """Training ratings of each item over all parties."""
-        return self._whole("rater_counts")
-
-    @functools.cached_property
-    def user_ids(self) -> np.ndarray:
-        """The official id of each party's user."""
-        return self._whole("user_ids")
-
-    @functools.cached_property
-    def item_ids(self) -> np.ndarray:
-        return self._whole("item_ids")
+    train_offsets = _verified_whole("train_offsets")
+    test_offsets = _verified_whole("test_offsets")
+    item_features = _verified_whole("item_features")
+    rater_counts = _verified_whole("rater_counts")  # training ratings of each item over all parties
+    user_ids = _verified_whole("user_ids")  # the official id of each party's user
+    item_ids = _verified_whole("item_ids")
+    _group_checksums = _verified_whole("checksums")  # a row for each group, a column for each array of _BY_PARTY
 
     def party(self, party: int) -> RatingBlock:
         return self.block(party, party + 1)
@@ -142,51 +115,33 @@ class RatingStore(Prepared):
         rows = {stem: self._slice(stem, first, last) for stem in _BY_PARTY}
         return RatingBlock(first=first, last=last, train_offsets=train - train[0], test_offsets=test - test[0], **rows)
 
-    @functools.cached_property
-    def _group_checksums(self) -> dict[str, np.ndarray]:
-        """The checksums of all groups in turn, by file stem."""
-        return dict(zip(_BY_PARTY, self._whole("checksums").T))
-
     def _bounds(self, stem: str) -> np.ndarray:
         """The first row of every party, and one past the last."""
         if stem == "user_features":
             return np.arange(self.parties + 1)
         return self.train_offsets if stem.startswith("train") else self.test_offsets
 
-    def _shape(self, stem: str) -> tuple[int, ...]:
-        match stem:
-            case "train_offsets" | "test_offsets":
-                return (self.parties + 1,)
-            case "item_features":
-                return (self.num_items, len(self.item_feature_names))
-            case "user_features":
-                return (self.parties, len(self.user_feature_names))
-            case "user_ids":
-                return (self.parties,)
-            case "rater_counts" | "item_ids":
-                return (self.num_items,)
-            case "checksums":
-                return (len(list(_groups(0, self.parties, self.parties))), len(_BY_PARTY))
-            case _:
-                return (int(self._bounds(stem)[-1]),)
-
-    def _map(self, stem: str) -> np.ndarray:
-        return map_array(self.path / f"{stem}.npy", (_WHOLE | _BY_PARTY)[stem], self._shape(stem))
-
-    def _whole(self, stem: str) -> np.ndarray:
-        array = np.array(self._map(stem))
-        if checksum(array) != self.checksums[stem]:
-            raise damaged(self.path / f"{stem}.npy", "wrong checksum")
-        array.flags.writeable = False
-        return array
+    def shape(self, stem: str) -> tuple[int, ...]:
+        known = {
+            "train_offsets": (self.parties + 1,),
+            "test_offsets": (self.parties + 1,),
+            "item_features": (self.num_items, len(self.item_feature_names)),
+            "user_features": (self.parties, len(self.user_feature_names)),
+            "rater_counts": (self.num_items,),
+            "user_ids": (self.parties,),
+            "item_ids": (self.num_items,),
+            "checksums": (-(-self.parties // GROUP), len(_BY_PARTY)),
+        }
+        return known[stem] if stem in known else (int(self._bounds(stem)[-1]),)
 
     def _slice(self, stem: str, first: int, last: int) -> np.ndarray:
         bounds = self._bounds(stem)
         # mapped anew for each block: reading a map of a file that was cut short since `open` would kill the process
-        array = np.asarray(self._map(stem))
+        array = np.asarray(self.map(stem))
+        wanted = self._group_checksums[:, list(_BY_PARTY).index(stem)]
         for group, start, stop in _groups(first, last, self.parties):
-            if checksum(array[bounds[start] : bounds[stop]]) != self._group_checksums[stem][group]:
-                raise damaged(self.path / f"{stem}.npy", f"wrong checksum of parties {start} to {stop - 1}")
+            if checksum(array[bounds[start] : bounds[stop]]) != wanted[group]:
+                raise damaged(self.file(stem), f"wrong checksum of parties {start} to {stop - 1}")
         return array[bounds[first] : bounds[last]]
 
 
