@@ -96,8 +96,8 @@ def split_by_classes(
 def draw_for_parties(
     labels: np.ndarray, pool: np.ndarray, assignment: Sequence[Sequence[int]], count: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-    """For every party `count` samples of the pool, as many of each of its classes as of the others, or one more. No party has
-    a sample twice; two parties may have the same one. A class of too few samples gives all it has."""
+    """For every party `count` samples of the pool, as many of each of its classes as of the others, or one more. No party
+    has a sample twice; two parties may have the same one. A class of too few samples gives all it has."""
     by_class = {c: pool[labels[pool] == c] for c in {c for held in assignment for c in held}}
     parts = []
     for held in assignment:

@@ -23,7 +23,7 @@ MIN_SAMPLES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionSpec(Spec):
-    """Everything that decides which party holds which sample. test_fraction is only for data without a test split of its own."""
+    """Everything that decides which party holds which sample. test_fraction: only for data without a test split."""
 
     parties: int
     scheme: str = "classes"
@@ -106,8 +106,8 @@ def deal(spec: PartitionSpec, data: ImageSet) -> Shares:
         train[party], test[party] = _capped(spec, party, y, train[party], test_y, test[party])
         if len(train[party]) == 0 or len(test[party]) == 0:
             raise DataError(
-                f"party {party} of {spec.parties} would have {len(train[party])} training and {len(test[party])} {spec.evaluate_on} "
-                f"samples of {spec.dataset}: use fewer parties"
+                f"party {party} of {spec.parties} would have {len(train[party])} training and {len(test[party])} "
+                f"{spec.evaluate_on} samples of {spec.dataset}: use fewer parties"
             )
         classes.append([int(c) for c in np.unique(y[train[party]])])
     return Shares(train, test, classes, public, own_test=test_y is not y)

@@ -1,7 +1,8 @@
 """Attributes of items and profiles of users as float32 columns, from side information alone, never from a rating.
 
-They are computed once over the whole data set and treated as public. That includes tags: a tag tells that somebody cared about the item, so a user's tags can hint at what the user rated, and the tag
-columns rest on the tags of users that take no part. Neither is covered by any statement about privacy.
+They are computed once over the whole data set and treated as public. That includes tags: a tag tells that somebody cared
+about the item, so a user's tags can hint at what the user rated, and the tag columns rest on the tags of users that take
+no part. Neither is covered by any statement about privacy.
 """
 
 from __future__ import annotations

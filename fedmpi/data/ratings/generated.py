@@ -2,9 +2,10 @@
 
     r_ui = clip(round(mu + b_u + b_i + g_u . genre_i + p_u . q_i + noise))
 
-Users differ in how much they rate (log-normal, five at least) and prefer popular items (Zipf-like). g_u is the taste of
-the user's group plus the user's own, so profile and attributes both tell something. The hidden parameters depend on
-`data_seed` alone; a run's seed only decides the split.
+for user u and item i: a common mean mu, how high u rates (b_u) and i is rated (b_i), u's taste g_u for the genres of i, and
+hidden factors p_u and q_i. g_u is the taste of the user's group plus the user's own, so profile and attributes both tell
+something. A few users rate much, most little (five ratings at least), and a few items are rated by many. The hidden
+parameters depend on `data_seed` alone; a run's seed only decides the split.
 """
 
 from __future__ import annotations

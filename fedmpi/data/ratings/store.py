@@ -146,7 +146,7 @@ class RatingStore(Prepared):
 
 
 def _groups(first: int, last: int, parties: int) -> Iterator[tuple[int, int, int]]:
-    """The groups that hold the parties from `first` up to `last`, of `parties` in all: number, first party, one past the last."""
+    """Number, first party and one past the last party of each group that holds any of the parties `first` to `last` - 1."""
     for group in range(first // GROUP, -(-last // GROUP)):
         yield group, group * GROUP, min((group + 1) * GROUP, parties)
 
