@@ -242,7 +242,7 @@ def test_local_only_sends_nothing_and_is_one_evaluation(make_config, run_in_memo
     rows = [json.loads(line) for line in (config.out / "rounds.jsonl").read_text().splitlines()]
     assert [row["round"] for row in rows] == [3] and rows[0]["skipped"] == "local-only shares nothing"
     sent = {line.split(",")[3] for line in (config.out / "messages.csv").read_text().splitlines()[1:] if ",up," in line}
-    assert sent == {"Ready", "EvalReport", "Account"}
+    assert sent == {"Ready", "EvalReport", "Tally"}
     assert 0 <= summary["accuracy"] <= 1 and "accuracy_local_only" not in summary
 
 

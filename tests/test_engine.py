@@ -24,7 +24,6 @@ from fedmpi.transport.ledger import COUNTS, KEYS
 from fedmpi.wire.bits import packed_size
 from fedmpi.wire.frame import FRAMING
 from fedmpi.wire.messages import (
-    Account,
     Checkpoint,
     EvalReport,
     Evaluate,
@@ -32,6 +31,7 @@ from fedmpi.wire.messages import (
     Ready,
     Setup,
     Stop,
+    Tally,
     Train,
     TrainReport,
 )
@@ -186,7 +186,7 @@ def test_the_ledger_is_the_sum_of_the_size_laws(ranks, make_config, run_in_memor
         counted = {}
         for row in rows:
             key = row["phase"], row["direction"]
-            if row[f"{view}_payload"] and row["message"] != "Account":
+            if row[f"{view}_payload"] and row["message"] != "Tally":
                 counted[key] = counted.get(key, 0) + row[f"{view}_payload"]
         assert counted == law
     messages = sum(row["messages"] for row in rows)
@@ -450,7 +450,7 @@ def test_without_metrics_nothing_but_updates_leaves_a_party(make_config, run_in_
     summary = run_in_memory(config, 3)
     assert summary["accuracy"] is None and summary["accuracy_untrained"] is None
     up = {line.split(",")[3] for line in (config.out / "messages.csv").read_text().splitlines()[1:] if ",up," in line}
-    assert up == {"Ready", "PlainInput", "Account"}
+    assert up == {"Ready", "PlainInput", "Tally"}
     assert summary["model_sha256"] == run_in_memory(make_config(), 3)["model_sha256"]
 
 
@@ -532,7 +532,7 @@ def test_a_party_cannot_speak_through_a_rank_that_does_not_host_it(make_config, 
 def test_setup_travels_whole():
     orders = build.Orders(resolve(["--epsilon", "inf", "--seed", "9"]), 3.25, "00ff", 4)
     assert build.Orders.from_text(orders.to_text()) == orders
-    assert Checkpoint.wire_size() == 0 and Account.COLUMNS == len(KEYS) + len(COUNTS)
+    assert Checkpoint.wire_size() == 0 and Tally.COLUMNS == len(KEYS) + len(COUNTS)
 
 
 def test_threads_are_shared_out_when_asked():

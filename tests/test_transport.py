@@ -91,9 +91,9 @@ def test_an_account_holds_its_own_bytes_and_merges_to_the_truth():
     server, client = Hub(2).endpoints
     server.send(1, Evaluate(1, 0, (0,), 1, 0, theta(7)))
     client.send(0, Ready(dimension=7, parties=(0,)))
-    client.send_account(0, {"cpu": {"setup": 1.25}})
+    client.send_tally(0, {"cpu": {"setup": 1.25}})
     client.send(0, PlainInput(1, 0, b"", b"xyz"))
-    client.send_account(0, {})
+    client.send_tally(0, {})
     sent, given_by_client = 0, 0
     for _ in range(4):
         _, message = server.poll(1)

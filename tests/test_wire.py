@@ -15,7 +15,6 @@ from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, MAX_ROUND, VE
 from fedmpi.wire.message import register
 from fedmpi.wire.messages import (
     MESSAGES,
-    Account,
     Checkpoint,
     EvalReport,
     Evaluate,
@@ -26,6 +25,7 @@ from fedmpi.wire.messages import (
     Setup,
     SupportProposal,
     SupportUnion,
+    Tally,
     Train,
     TrainReport,
     decode,
@@ -38,7 +38,7 @@ parties = st.lists(u32, max_size=5).map(tuple)
 floats = st.floats(allow_nan=False)
 thetas = st.lists(st.floats(width=32, allow_nan=False), max_size=20).map(lambda xs: np.array(xs, np.float32))
 rounds, party = u32, st.integers(-1, 2**31 - 1)
-rows = st.integers(0, 4).map(lambda n: np.arange(n * Account.COLUMNS, dtype=np.int64).reshape(n, Account.COLUMNS))
+rows = st.integers(0, 4).map(lambda n: np.arange(n * Tally.COLUMNS, dtype=np.int64).reshape(n, Tally.COLUMNS))
 facts = st.dictionaries(st.text(max_size=5), st.integers() | floats, max_size=3)
 key, signature, share = (st.binary(min_size=n, max_size=n) for n in (32, 64, secagg.SHARE))
 sealed = st.binary(min_size=secagg.SEALED, max_size=secagg.SEALED)
@@ -94,7 +94,7 @@ anything = st.one_of(
     plain_rows(),
     st.builds(Checkpoint, rounds, party),
     st.builds(Stop, rounds, party, u32),
-    st.builds(Account, rounds, party, st.integers(0, 2**64 - 1), rows, facts),
+    st.builds(Tally, rounds, party, st.integers(0, 2**64 - 1), rows, facts),
 )
 
 
@@ -127,7 +127,7 @@ LAWS = {
     EvalReport: lambda m: EvalReport.wire_size(*m.figures.shape),
     Checkpoint: lambda m: Checkpoint.wire_size(),
     Stop: lambda m: Stop.wire_size(),
-    Account: lambda m: Account.wire_size(len(m.rows), len(m.buffers()[-1])),
+    Tally: lambda m: Tally.wire_size(len(m.rows), len(m.buffers()[-1])),
 }
 
 
@@ -146,9 +146,9 @@ def framed(kind, payload):
         (Train, bytes(12) + b"abc", "Train: 3 bytes are not a whole number of float32"),
         (PlainRows, bytes(4) + b"\0\x08\1\0\0\0", "PlainRows: rows of 1 values, 0 bits a row number and 8 a value"),
         (PlainRows, bytes(4) + b"\x08\x08\0\0\0\0", "PlainRows: rows of 0 values"),
-        (Account, bytes(12) + b"{", "Account: facts are not JSON"),
-        (Account, bytes(12) + b"[" * 100_000, "Account: facts are not JSON"),
-        (Account, bytes(12) + b"[]", "Account: facts are not a JSON object"),
+        (Tally, bytes(12) + b"{", "Tally: facts are not JSON"),
+        (Tally, bytes(12) + b"[" * 100_000, "Tally: facts are not JSON"),
+        (Tally, bytes(12) + b"[]", "Tally: facts are not a JSON object"),
         (secagg.AdvertiseKeys, bytes(64 + 63), "AdvertiseKeys: a signature of 63 bytes, expected 64 or none"),
         (secagg.KeyList, b"\2", "KeyList: flag 2, expected 0 or 1"),
         (secagg.Unmask, b"\1\0\0\0" + b"\3\0\0\0\0", "Unmask: an answer of kind 3, expected below 3"),
@@ -174,7 +174,7 @@ def test_a_number_stands_for_one_message():
 def test_whoever_a_message_serves_is_charged_as_if_alone(message):
     """Where it serves one party, that is the message itself; what is kept for the record alone is charged to nobody."""
     charged = list(message.shares())
-    if isinstance(message, (Checkpoint, Stop, Account)):
+    if isinstance(message, (Checkpoint, Stop, Tally)):
         assert not charged
     elif isinstance(message, Ready):
         assert not charged  # a decoded one does not know its parties
@@ -214,7 +214,7 @@ def test_a_changed_frame_is_refused_or_means_something_that_encodes_to_it(messag
         decoded = decode(frame)
     except WireError:
         return
-    assert len(encode(decoded)) == len(frame) or isinstance(decoded, Account)  # JSON has more than one spelling
+    assert len(encode(decoded)) == len(frame) or isinstance(decoded, Tally)  # JSON has more than one spelling
 
 
 @settings(max_examples=300)
@@ -264,7 +264,7 @@ def test_every_message_carries_what_its_round_is_for(message, purpose):
     assert decode(encode(dataclasses.replace(message, purpose=purpose))).purpose is purpose
 
 
-@pytest.mark.parametrize("kind", [Train, Setup, Account, PlainInput])
+@pytest.mark.parametrize("kind", [Train, Setup, Tally, PlainInput])
 def test_an_announced_size_is_never_allocated_before_its_bytes_are_there(kind):
     payload = b"\xff" * 24  # every count in it announces about 4 billion entries
     frame = Header(kind.TYPE, 0, 0, len(payload)).pack() + payload

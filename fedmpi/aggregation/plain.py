@@ -8,7 +8,7 @@ from fedmpi.privacy.encoding import Encoding
 from fedmpi.wire.bits import pack, packed_size, unpack
 from fedmpi.wire.message import Message
 from fedmpi.wire.messages import PlainInput
-from fedmpi.wire.phases import Phase
+from fedmpi.wire.phases import Phase, Purpose
 from fedmpi.wire.support import decode_support, encode_support
 
 
@@ -72,7 +72,7 @@ class PlainServer(ServerSession):
 
         if not isinstance(message, PlainInput):
             raise wrong(f"sent {type(message).__name__}, expected PlainInput")
-        if message.round != self._round:
+        if (message.round, message.purpose) != (self._round, Purpose.TRAINING):
             raise wrong(f"sent an update of round {message.round} in round {self._round}")
         if message.party not in self._missing:
             raise wrong("sent a second update" if message.party in self._heard else "is not in this round's cohort")

@@ -10,7 +10,7 @@ from fedmpi.errors import Fault, ProtocolError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.wire.message import Message, alone, speakers
 from fedmpi.wire.messages import PlainRows
-from fedmpi.wire.phases import Phase
+from fedmpi.wire.phases import Phase, Purpose
 
 # Rows in one message: large enough that its header does not count, small enough that the server can start on it while
 # the rest is on its way.
@@ -119,7 +119,7 @@ class RowServer(PlainServer):
 
         if not isinstance(message, PlainRows):
             raise wrong(f"sent {type(message).__name__}, expected PlainRows")
-        if message.round != self._round:
+        if (message.round, message.purpose) != (self._round, Purpose.TRAINING):
             raise wrong(f"sent an update of round {message.round} in round {self._round}")
         if len(set(message.parties)) != len(message.parties) or not self._missing.issuperset(message.parties):
             raise wrong(

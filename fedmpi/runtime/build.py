@@ -11,11 +11,9 @@ from fedmpi.algorithm import Algorithm, load_method
 from fedmpi.config import Config, check, from_dict
 from fedmpi.data.cache import cache_folder
 from fedmpi.data.images.spec import PartitionSpec
-from fedmpi.data.images.store import Store
 from fedmpi.data.prepared import Prepared, Spec, prepare
 from fedmpi.data.ratings.catalog import RATING_SETS
 from fedmpi.data.ratings.spec import RatingSpec
-from fedmpi.data.ratings.store import RatingStore
 from fedmpi.errors import ConfigError, WireError
 from fedmpi.privacy.account import Releases
 from fedmpi.privacy.mechanism import Mechanism, Wanted, check_epsilon, choose_mechanism
@@ -116,7 +114,7 @@ def algorithm(config: Config, device: str | None = None) -> Algorithm:
             f"clear_rule = {config.aggregation.clear_rule}: method {config.run.method} has no mask to judge; list --clear-parties"
         )
     store = open_store(config)
-    if store is not None and not isinstance(store, Store if method.task == "classification" else RatingStore):
+    if store is not None and store.task != method.task:
         raise ConfigError(
             f"dataset = {config.data.dataset}: not for method {config.run.method}, a {method.task} method"
         )

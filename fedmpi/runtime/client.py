@@ -119,7 +119,7 @@ class Client:
                 if self.final is not None:
                     with self.watch("keep parties"):
                         keep.save_parties(self.config, self.algorithm, self.parties, self.final)
-                self.send_account()
+                self.send_tally()
                 self.endpoint.flush()
                 return 0
             handlers.get(type(message), self.protocol)(message)
@@ -206,7 +206,7 @@ class Client:
     def keep(self, message: Checkpoint) -> None:
         with self.watch("checkpoint"):
             checkpoint.save_parties(self.config, self.algorithm, self.parties, message.round)
-        self.send_account()
+        self.send_tally()
 
     # ---- what it cost ----
 
@@ -214,14 +214,14 @@ class Client:
         """Measures the protocol's costs, for the rank and for the party and the phase that it works for."""
         return lambda phase, cost: self.watch.charge(self.costs, (party, phase, cost), cost)
 
-    def send_account(self) -> None:
-        """What this rank sent and spent since its last account, this message included."""
+    def send_tally(self) -> None:
+        """What this rank sent and spent since its last tally, this message included."""
         costs = [[*key, seconds] for key, seconds in sorted(self.costs.items())]
         if self.config.privacy.shown != "party":
             costs = _by_rank(costs)
         facts = {"cpu": dict(self.watch.cpu), "pss": proportional_set_size(), "costs": costs}
         self.watch, self.costs = Stopwatch(), defaultdict(float)
-        self.endpoint.send_account(SERVER, facts)
+        self.endpoint.send_tally(SERVER, facts)
 
 
 def _by_rank(costs: list) -> list:

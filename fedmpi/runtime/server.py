@@ -25,10 +25,10 @@ from fedmpi.runtime.gather import Gathering, Outcome
 from fedmpi.runtime.mailbox import Mailbox
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.stopwatch import Stopwatch
-from fedmpi.runtime.tally import Tally
+from fedmpi.runtime.tallies import Tallies
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.message import alone
-from fedmpi.wire.messages import Account, Checkpoint, Evaluate, Fill, Ready, Setup, Stop, Train
+from fedmpi.wire.messages import Checkpoint, Evaluate, Fill, Ready, Setup, Stop, Tally, Train
 from fedmpi.wire.phases import Purpose
 
 
@@ -62,7 +62,7 @@ class Server:
         self.algorithm, self.mechanism = algorithm, mechanism
         self.mailbox, self.record, self.watch = mailbox, record, watch
         self.end = build.server_end(orders, algorithm, mechanism, lambda phase, cost: watch(cost))
-        self.tally = Tally(mailbox.endpoint, watch)
+        self.tallies = Tallies(mailbox.endpoint, watch)
         self.clear = chosen_clear(
             self.config
         )  # who shares in the clear; a method's rule adds to these when ranks are ready
@@ -240,8 +240,8 @@ class Server:
     def checkpoint(self, round: int) -> None:
         with self.watch("checkpoint"):
             self.mailbox.to_all(Checkpoint(round))
-            self.mailbox.collect(Account, self.tally.take)
-            ledger, counted = self.tally.state()
+            self.mailbox.collect(Tally, self.tallies.take)
+            ledger, counted = self.tallies.state()
             state = {
                 "releases": self.releases.log.position(),
                 "references": self.references,
@@ -256,7 +256,7 @@ class Server:
         """Go on from a checkpoint; returns what the log of releases held then."""
         arrays, state = checkpoint.load_server(self.config, round)
         self.theta = arrays.pop("theta")
-        self.tally.restore(arrays.pop("ledger"), state["tally"])
+        self.tallies.restore(arrays.pop("ledger"), state["tally"])
         self.algorithm.load_server_state({name.partition(".")[2]: value for name, value in arrays.items()})
         self.dropouts.update(state["dropouts"])
         self.references = state["references"]
@@ -264,9 +264,9 @@ class Server:
 
     def finish(self) -> dict[str, Any]:
         self.mailbox.to_all(Stop())
-        self.mailbox.collect(Account, self.tally.take)
+        self.mailbox.collect(Tally, self.tallies.take)
         self.mailbox.endpoint.flush(self.config.run.round_deadline)
-        self.tally.check()
+        self.tallies.check()
         name = keep.save_model(self.config, self.algorithm, self.theta)
         self.releases.note(Ended(self.config.run.rounds))
         facts = {
@@ -277,14 +277,14 @@ class Server:
             "data_crc32": f"{self.algorithm.data_fingerprint:08x}",
             "model_sha256": name,
             "seconds": self.watch.as_dict(),
-            "memory_pss": self.tally.memory(),
+            "memory_pss": self.tallies.memory(),
             "dropouts": {kind: self.dropouts[kind] for kind in ("planned", "real", "caught", "failed_rounds")},
         }
         if self.config.aggregation.aggregation == "hybrid":
             facts["hybrid"] = hybrid_savings(
-                self.tally.ledger, self.watch.cpu, len(self.clear), self.config.run.parties
+                self.tallies.ledger, self.watch.cpu, len(self.clear), self.config.run.parties
             )
-        return self.record.closing(facts, self.releases.account, self.tally.ledger, self.tally.costs)
+        return self.record.closing(facts, self.releases.account, self.tallies.ledger, self.tallies.costs)
 
     def _check_ready(self, source: int, message: Ready) -> None:
         if message.dimension != self.algorithm.dimension:

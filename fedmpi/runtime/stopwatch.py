@@ -7,21 +7,23 @@ import time
 from collections import defaultdict
 from contextlib import contextmanager
 
+from fedmpi.wire.phases import Cost
+
 # As a round goes; a phase that is not listed comes after these.
 ORDER = (
     "setup",
     "references",
     "send model",
     "local work",
-    "encode",
-    "DH",
-    "Shamir split",
-    "AEAD",
-    "PRG",
-    "MPI",
+    Cost.ENCODE,
+    Cost.DH,
+    Cost.SHAMIR_SPLIT,
+    Cost.AEAD,
+    Cost.PRG,
+    Cost.MPI,
     "wait for updates",
-    "aggregate",
-    "Shamir combine",
+    Cost.AGGREGATE,
+    Cost.SHAMIR_COMBINE,
     "step",
     "evaluation",
     "checkpoint",

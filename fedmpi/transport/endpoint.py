@@ -11,7 +11,7 @@ from typing import Any
 from fedmpi.errors import TransportError, WireError
 from fedmpi.transport.ledger import Ledger
 from fedmpi.wire.frame import FRAMING, Buffer, Header
-from fedmpi.wire.messages import Account, Message, decode, encode
+from fedmpi.wire.messages import Message, Tally, decode, encode
 
 # MPI counts are 32-bit in many builds, so a frame above 2 GiB cannot be one message. Chunks from one sender arrive in
 # order, and the frame's header says how many bytes belong together, so a chunk needs no header of its own.
@@ -44,16 +44,16 @@ class Endpoint(ABC):
             self._post(rank, piece)
         return len(frame) - FRAMING
 
-    def send_account(self, rank: int, facts: dict[str, Any]) -> None:
+    def send_tally(self, rank: int, facts: dict[str, Any]) -> None:
         """Send the ledger of everything up to and including this very message, and start a new one."""
-        draft = Account(facts=facts)
+        draft = Tally(facts=facts)
         rows = self.ledger.rows_after(draft, rank)
-        size = Account.wire_size(rows, len(draft.buffers()[-1]))
+        size = Tally.wire_size(rows, len(draft.buffers()[-1]))
         self.ledger.record(draft, rank, size)
         closed, self.ledger = self.ledger, Ledger(self.rank, self.ledger.detailed)
         given, self.bytes_given = self.bytes_given + FRAMING + size, 0
-        self._dispatch(rank, Account(bytes_given=given, rows=closed.table(), facts=facts))
-        self.bytes_given = 0  # its own bytes are in the account already
+        self._dispatch(rank, Tally(bytes_given=given, rows=closed.table(), facts=facts))
+        self.bytes_given = 0  # its own bytes are in the tally already
 
     def poll(self, timeout: float | None = None) -> tuple[int, Message] | None:
         """The next message and the rank it came from, or None once `timeout` seconds (None: for ever) have passed."""

@@ -58,7 +58,7 @@ class Ledger:
         return np.array(rows, np.int64).reshape(len(rows), len(KEYS) + len(COUNTS))
 
     def rows_after(self, message: Message, peer: int) -> int:
-        """How many rows the table will have once `message` is recorded: Account carries its own row."""
+        """How many rows the table will have once `message` is recorded: Tally carries its own row."""
         later = Ledger(self.rank, self.detailed)
         later.record(message, peer, 0)
         return len(set(self._rows) | set(later._rows))

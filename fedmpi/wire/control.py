@@ -2,7 +2,7 @@
 
 Rank 0 resolves the configuration and tells every rank; a client rank never guesses. Each rank answers with the length of the
 shared vector that it built, so that a rank with another code version is found before it spoils a sum. On Checkpoint a rank
-writes its parties' state to its own disk; on Stop it ends. It answers both with its account. These last exist only because
+writes its parties' state to its own disk; on Stop it ends. It answers both with its tally. These last exist only because
 the parties share ranks and a record is kept, so no party is charged for them.
 """
 
@@ -117,16 +117,14 @@ class Stop(_Bookkeeping):
 
 
 @dataclass(frozen=True)
-class Account(_Bookkeeping):
-    """A rank's account since its last one: ledger rows, bytes given to the transport, what it measured of itself."""
+class Tally(_Bookkeeping):
+    """A rank's tally since its last one: ledger rows, bytes given to the transport, what it measured of itself."""
 
     TYPE = 10
     LAYOUT: ClassVar = struct.Struct("<QI")
     COLUMNS: ClassVar[int] = 12
     bytes_given: int = 0
-    rows: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros((0, Account.COLUMNS), np.int64)
-    )  # `Ledger.table()`
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros((0, Tally.COLUMNS), np.int64))  # `Ledger.table()`
     facts: dict[str, Any] = field(default_factory=dict)  # seconds by phase, memory
 
     def buffers(self) -> list[Buffer]:
@@ -144,10 +142,10 @@ class Account(_Bookkeeping):
         try:
             facts = json.loads(bytes(reader.rest()))
         except (ValueError, RecursionError):
-            raise WireError("Account: facts are not JSON") from None
+            raise WireError("Tally: facts are not JSON") from None
         if not isinstance(facts, dict):
-            raise WireError("Account: facts are not a JSON object")
+            raise WireError("Tally: facts are not a JSON object")
         return bytes_given, rows, facts
 
 
-register(Setup, Ready, Checkpoint, Stop, Account)
+register(Setup, Ready, Checkpoint, Stop, Tally)

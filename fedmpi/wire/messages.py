@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from fedmpi.errors import WireError
 from fedmpi.wire.bits import pack, pack_signed, packed_size, unpack, unpack_signed
-from fedmpi.wire.control import Account, Checkpoint, Ready, Setup, Stop
+from fedmpi.wire.control import Checkpoint, Ready, Setup, Stop, Tally
 from fedmpi.wire.frame import COUNT, Buffer, Reader, array_bytes
 from fedmpi.wire.message import MESSAGES, Message, decode, encode, pack_parties, read_parties, register, speakers
 from fedmpi.wire.phases import Phase
 
 __all__ = [
     "MESSAGES",
-    "Account",
+    "Tally",
     "Checkpoint",
     "EvalReport",
     "Evaluate",

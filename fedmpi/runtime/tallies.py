@@ -8,10 +8,10 @@ import numpy as np
 from fedmpi.runtime.memory import proportional_set_size
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.transport.endpoint import Endpoint
-from fedmpi.wire.messages import Account
+from fedmpi.wire.messages import Tally
 
 
-class Tally:
+class Tallies:
     def __init__(self, endpoint: Endpoint, watch: Stopwatch):
         self._endpoint, self._watch = endpoint, watch
         self._given = 0  # bytes that the other ranks gave to the transport
@@ -22,8 +22,8 @@ class Tally:
     def ledger(self):
         return self._endpoint.ledger
 
-    def take(self, source: int, message: Account) -> None:
-        """A rank's account since its last one."""
+    def take(self, source: int, message: Tally) -> None:
+        """A rank's tally since its last one."""
         self.ledger.merge(message.rows)
         self._given += message.bytes_given
         self._memory[source] = int(message.facts.get("pss", 0))
