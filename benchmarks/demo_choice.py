@@ -43,9 +43,9 @@ ALONE = "--method local-only --support dense --local-epochs 0"
 STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}  # 97.5 % quantiles of Student's t by number of pairs
 
 
-def settings(changed: dict[str, str], **further: str) -> str:
+def settings(changed: dict[str, str]) -> str:
     """All that was varied, as flags: a run's name then stands for its settings."""
-    return " ".join(f"--{name} {value}" for name, value in (START | changed | further).items())
+    return " ".join(f"--{name} {value}" for name, value in (START | changed).items())
 
 
 def on_validation(changed: dict[str, str]) -> str:
@@ -53,7 +53,8 @@ def on_validation(changed: dict[str, str]) -> str:
 
 
 def alone(rounds: int) -> str:
-    return f"{ALONE} {settings(CHOSEN, epsilon='inf', rounds=str(rounds))}"
+    local = " ".join(f"--{name} {(START | CHOSEN)[name]}" for name in ("ext-lr", "head-epochs", "ext-epochs"))
+    return f"{ALONE} {local} --epsilon inf --rounds {rounds}"
 
 
 class Choice:

@@ -54,16 +54,16 @@ class Bench:
             method.block.train_values.astype(float),
             method.store.scale,
         )
-        ranked = hit_ratios(offsets, method.masked, ratings, tops=(0.1,))
+        ranked = hit_ratios(offsets, method.targets, ratings, tops=(0.1,))
         counts = np.diff(offsets)
 
         def recovered(masked):
             return float(np.mean(recovery_hits(offsets, masked, ratings, (1,), scale.step)[0] / counts))
 
         return {
-            "indicator": float(np.median(indicator(offsets, method.masked, (scale.lowest, scale.highest)))),
-            "recovered": recovered(method.masked),
-            "recovered_by_range_alone": recovered(0 * method.masked),
+            "indicator": float(np.median(indicator(offsets, method.targets, (scale.lowest, scale.highest)))),
+            "recovered": recovered(method.targets),
+            "recovered_by_range_alone": recovered(0 * method.targets),
             "ranked": float(np.mean(ranked.hit[0])),
             "ranked_by_chance": float(np.mean(ranked.chance[0])),
         }

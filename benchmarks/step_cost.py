@@ -19,7 +19,7 @@ import torch
 from benchmarks.common import arguments, machine, save, show_machine
 from fedmpi.algorithm import load_method
 from fedmpi.cli import resolve
-from fedmpi.vision import base
+from fedmpi.vision import device
 from fedmpi.vision.training import Head, PartyData
 
 STEPS = 2  # of a call: the masks and the norm of a first step are special; a second one is not
@@ -71,7 +71,7 @@ class Steps:
 
 def memory_as_it_comes(batch: int, questions) -> None:
     """The second process: answers a kind and a repeat with its seconds, a kind alone with its profile."""
-    base.keep_freed_memory = lambda: False
+    device.keep_freed_memory = lambda: False
     steps = Steps(batch, AS_IT_COMES)
     for kind, repeat in iter(questions.recv, None):
         questions.send(profile(steps, kind) if repeat is None else steps.seconds(kind, repeat))

@@ -4,7 +4,8 @@ A method decides what is trained and what is shared. It never sees a message, a 
 hands it the shared vector and takes back an update. Everything shared is one flat float32 vector.
 
 A method is one file in a `methods` folder, named as the user types it (`dp_pfeddsu.py` is `--method dp-pfeddsu`), that
-defines a class `Method`. A class elsewhere works as well: `--method mypackage.mymodule:MyMethod`.
+defines a class `Method`. A class elsewhere works as well: `--method mypackage.mymodule:MyMethod`. What it can be told is
+its `Settings`, a frozen dataclass inside the class: each field is a flag, a line of `config.yaml` and a line of --help.
 """
 
 import importlib
@@ -12,11 +13,11 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedmpi import config
 from fedmpi.errors import ConfigError
 from fedmpi.privacy.mechanism import ClippedVector, Declaration, ExactRows
 
@@ -62,7 +63,7 @@ class References:
     """What a party reaches without any sharing; the closing table shows them beside the result."""
 
     untrained_correct: int  # the extractor as it was drawn, the head trained as long as the run will train it
-    local_correct: int  # extractor and head trained alone; -1 if it was not asked for
+    local_correct: int | None  # extractor and head trained alone; None: it was not asked for
     total: int
 
 
@@ -75,6 +76,10 @@ class Algorithm(ABC):
     What a method sends it declares in `sends`, and the engine does the rest: clipping, rounding and noise are the mechanism's,
     and whatever `local_work` yields goes through it.
     """
+
+    @dataclass(frozen=True)
+    class Settings(config.Settings):
+        """What the method can be told. A subclass may declare its own, which inherits from its base's."""
 
     task: str
     sends: Declaration = ClippedVector()
@@ -219,9 +224,9 @@ class PartyAlgorithm(Algorithm):
 
     scores = ("accuracy",)
     score_columns = 2
-    reference_scores = ("accuracy_untrained", "accuracy_local_only")
+    reference_scores: tuple[str, ...] = ("accuracy_untrained", "accuracy_local_only")
     reference_columns = 3
-    report_columns = ("loss", "head_loss", "penalty")  # LocalUpdate.figures, in this order
+    report_columns: tuple[str, ...] = ("loss", "head_loss", "penalty")  # LocalUpdate.figures, in this order
 
     @abstractmethod
     def work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
@@ -243,8 +248,12 @@ class PartyAlgorithm(Algorithm):
         return np.array([(score.correct / score.total, 1.0) for score in scores])
 
     def references_all(self, parties: tuple[int, ...], theta: np.ndarray) -> np.ndarray:
-        found = (self.references(party, theta) for party in parties)
-        return np.array([(own.untrained_correct / own.total, own.local_correct / own.total, 1.0) for own in found])
+        def row(own: References) -> tuple[float, float, float]:
+            # Rows are added up, also by the protocol, which knows no NaN: a sum below 0 was not measured.
+            alone = -1.0 if own.local_correct is None else own.local_correct / own.total
+            return own.untrained_correct / own.total, alone, 1.0
+
+        return np.array([row(self.references(party, theta)) for party in parties])
 
     def summarise(self, total: np.ndarray) -> dict[str, float]:
         return {"accuracy": float(total[0] / total[1])}
@@ -275,12 +284,11 @@ class RowAlgorithm(Algorithm):
 
 
 def method_names(folders: tuple[str, ...] = FOLDERS) -> list[str]:
-    """Every method by the name the user types; nothing is imported for it."""
-    root = Path(__file__).parent
-    paths = [str(root.joinpath(*name.split(".")[1:])) for name in folders]
-    return sorted(
-        entry.name.replace("_", "-") for entry in pkgutil.iter_modules(paths) if not entry.name.startswith("_")
+    """Every method by the name the user types; no method is imported for it."""
+    files = (
+        entry.name for folder in folders for entry in pkgutil.iter_modules(importlib.import_module(folder).__path__)
     )
+    return sorted(name.replace("_", "-") for name in files if not name.startswith("_"))
 
 
 def load_method(name: str) -> type[Algorithm]:

@@ -25,6 +25,7 @@ from fedmpi.attacks.sums import exposure_by_raters, leak_from_sum
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, FedmpiError
 from fedmpi.files import write_json
+from fedmpi.privacy.mechanism import Cut
 from fedmpi.recsys.factorisation import Factorisation
 from fedmpi.recsys.layout import curvature
 from fedmpi.recsys.masked import Masked
@@ -39,9 +40,11 @@ class Replay:
 
     def __init__(self, method: Factorisation, config: Config):
         self.method, self.config = method, config
-        self.encode = build.release(build.Plan(config, 0.0), method)
+        mechanism = build.mechanism(build.Orders(config, 0.0), method)
+        assert isinstance(mechanism, Cut), "a factorisation sends rows"
+        self.mechanism = mechanism
         self.theta, self.round = method.initial(), 0
-        self.sums = collections.deque(maxlen=3)  # of the last rounds
+        self.sums: collections.deque[np.ndarray] = collections.deque(maxlen=3)  # of the last rounds
 
     @property
     def rows(self) -> np.ndarray:
@@ -52,13 +55,13 @@ class Replay:
         """The next round, without the party that is `missing` once its work is done; (ratings, columns) as they are sent."""
         self.round += 1
         updates = self.method.row_updates(tuple(range(self.config.run.parties)), self.theta, self.round)
-        steps, _ = self.encode.encode_rows(updates.values)
+        steps, _ = self.mechanism.encode_rows(updates.values)
         there = np.ones(len(steps), bool) if missing is None else self.method.train_users != missing
         total = np.zeros((self.method.layout.items, self.method.layout.width))
         np.add.at(total, updates.rows[there], steps[there])
-        self.sums.append(total / self.encode.encoding.scale)
+        self.sums.append(total / self.mechanism.encoding.scale)
         self.theta = self.method.step(self.theta, self.sums[-1].reshape(-1), 1.0, None)
-        return steps / self.encode.encoding.scale
+        return steps / self.mechanism.encoding.scale
 
     def state(self) -> tuple:
         return self.theta, self.round, self.method.parties.z, self.method.server_state(), tuple(self.sums)
@@ -74,13 +77,13 @@ class Observed:
 
     def __init__(self, replay: Replay):
         self.rows, self.sent, self.sums = [], [], []
-        if replay.config.ratings.min_raters > 1:
+        if replay.method.settings.min_raters > 1:
             replay.play()  # it only counts
         for _ in range(2):
             self.rows.append(replay.rows)
             self.sent.append(replay.play())
             self.sums.append(replay.sums[-1])
-        self.step = 1.0 / replay.encode.encoding.scale
+        self.step = 1.0 / replay.mechanism.encoding.scale
 
 
 def audit(config: Config, parties: int, missing: int = 3) -> dict:
@@ -109,16 +112,16 @@ def mask_figures(method: Masked) -> dict:
     within = (scale.lowest, scale.highest)
     offsets, ratings = block.train_offsets, block.train_values.astype(np.float64)
     held_out = block.test_values - method.private.test
-    j, j_test = indicator(offsets, method.masked, within), indicator(block.test_offsets, held_out, within)
-    ranks = ranking_table(offsets, method.masked, ratings)
+    j, j_test = indicator(offsets, method.targets, within), indicator(block.test_offsets, held_out, within)
+    ranks = ranking_table(offsets, method.targets, ratings)
     typical = int(np.median(np.diff(offsets)))
     return {
         "indicator_train": _quartiles(j),
         "indicator_held_out": _quartiles(j_test),
-        "within_assumption": within_assumption(method.masked, within),
+        "within_assumption": within_assumption(method.targets, within),
         "bound": bound_in_words(typical, method.private.parameters),
-        "recovery": recovery_table(offsets, method.masked, ratings, step=scale.step).tolist(),
-        "recovery_by_range_alone": recovery_table(offsets, 0 * method.masked, ratings, step=scale.step).tolist(),
+        "recovery": recovery_table(offsets, method.targets, ratings, step=scale.step).tolist(),
+        "recovery_by_range_alone": recovery_table(offsets, 0 * method.targets, ratings, step=scale.step).tolist(),
         "ranking": ranks.hit.tolist(),
         "ranking_mean": ranks.mean_hit.tolist(),
         "ranking_chance": ranks.mean_chance.tolist(),
@@ -141,7 +144,7 @@ def gradient_figures(method: Factorisation, observed: Observed, parties: int) ->
         except Undetermined:
             continue
         true += ratings.size * exactly_recovered(recovered, ratings, tolerance=scale.step / 2)
-        masked += ratings.size * exactly_recovered(recovered, method.masked[own], tolerance=scale.step / 2)
+        masked += ratings.size * exactly_recovered(recovered, method.targets[own], tolerance=scale.step / 2)
     return {"parties": len(np.unique(chosen)), "ratings": number, "ratings_recovered": true / number} | (
         {"masked_ratings_recovered": masked / number} if isinstance(method, Masked) else {}
     )
@@ -151,15 +154,14 @@ def attack_party(
     method: Factorisation, items: np.ndarray, rows_sent: list[np.ndarray], gradients: list[np.ndarray]
 ) -> np.ndarray:
     """What one party's gradients of these items show, round by round: its ratings, or its masked ones."""
-    layout, rule, settings = method.layout, method.rule, method.config.ratings
+    layout, rule, settings = method.layout, method.rule, method.settings
     first = layout.width - layout.factors
     if layout.biased and rule.solver != "steps":
         rows, sent = rows_sent[0][items], gradients[0]
         w = np.column_stack((np.ones(len(items)), layout.q(rows)))
-        penalties = np.full(w.shape[1], rule.party_reg)
-        penalties[0] = rule.offset_reg
+        penalties = rule.penalties(w.shape[1])
         if rule.solver == "posterior":
-            penalties[1:] += (rule.party_reg / curvature(layout.counts(rows), rule.item_reg)).sum()
+            penalties[1:] += rule.variances(layout.counts(rows)).sum()
         return leak_from_errors(w, layout.bias(rows), -sent[:, first - 1], penalties)
     regularisation = settings.item_reg if rule.solver == "steps" else 0.0
     columns = slice(first - layout.biased, None)
@@ -177,15 +179,15 @@ def sum_figures(method: Factorisation, observed: Observed) -> dict:
         {"raters": row.raters, "items": row.items, "ratings": row.ratings}
         for row in exposure_by_raters(np.where(trained, counts, 0))
     ]
-    found = {"exposure": exposure, "min_raters": method.config.ratings.min_raters}
+    found = {"exposure": exposure, "min_raters": method.settings.min_raters}
     found["rows_of_one_rater"] = int(np.sum(trained & (counts == 1)))
     if method.rule.solver == "steps" and not method.layout.biased:
         columns = slice(method.layout.counted, None)
         seen = [Observation(r[:, columns], s[:, columns]) for r, s in zip(observed.rows, observed.sums)]
         grid = None if isinstance(method, Masked) else _grid(method)
-        read = leak_from_sum(seen, counts, method.config.ratings.item_reg, grid, noise=observed.step / 3)
+        read = leak_from_sum(seen, counts, method.settings.item_reg, grid, noise=observed.step / 3)
         truth = np.zeros(len(counts))
-        truth[method.block.train_items] = method.masked  # of items with one rater, its rating, or its masked one
+        truth[method.block.train_items] = method.targets  # of items with one rater, its rating, or its masked one
         right = (
             exactly_recovered(read.ratings, truth[read.items], method.store.scale.step / 2) if read.items.size else 0.0
         )
@@ -202,7 +204,7 @@ def differencing_figures(method: Factorisation, replay: Replay, missing: int) ->
     most_lost = method.most_lost(replay.theta)
     opened = most_lost is None or most_lost >= 1
     chosen = np.unique(np.linspace(0, block.parties - 1, min(missing, block.parties)).astype(int))
-    total = collections.Counter()
+    total: collections.Counter[str] = collections.Counter()
     for party in chosen if opened else ():
         replay.back_to(before)
         total.update(_difference(method, replay, int(party)))
@@ -223,9 +225,9 @@ def _difference(method: Factorisation, replay: Replay, party: int) -> dict[str, 
     during = replay.sums[-1]
     replay.play()
     answer = 0.0
-    if config.server.optimizer == "counted":
+    if method.settings.optimizer == "counted":
         counts = layout.counts(rows)
-        answer = config.server.server_lr * counts / curvature(counts, config.ratings.item_reg)
+        answer = config.server.server_lr * counts / curvature(counts, method.settings.item_reg)
     gradients = missing_gradients(before, during, replay.sums[-1], answer)
     items = rated_rows(gradients[:, layout.counted :], quiet)
     try:
@@ -247,7 +249,7 @@ def _difference(method: Factorisation, replay: Replay, party: int) -> dict[str, 
         "items_recovered": int(np.isin(mine, items).sum()),
         "wrong_items": int((~np.isin(items, mine)).sum()),
         "ratings_recovered": near(block.train_values[own].astype(np.float64)),
-        "masked_ratings_recovered": near(method.masked[own]),
+        "masked_ratings_recovered": near(method.targets[own]),
     }
 
 

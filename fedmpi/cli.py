@@ -8,13 +8,14 @@ import importlib.resources
 import inspect
 import io
 import itertools
+import textwrap
 import typing
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import yaml
 
-from fedmpi.config import LAYERS, Config, check, from_dict
+from fedmpi.config import LAYERS, Config, check, for_method, from_dict, own_settings, settings_of, whose
 from fedmpi.errors import ConfigError
 
 
@@ -50,8 +51,13 @@ def resolve(argv: list[str]) -> Config:
     else:
         preset = preset or named or base.run.preset
     saved = base
-    if preset is not None:
-        base = _with_preset(base, preset, _take_option(argv, "--method")[0] or _said(settings, "method"))
+    start = {} if preset is None else _preset(preset)
+    of_file = _said(settings, "method")
+    method = _take_option(argv, "--method")[0] or of_file or _said(start, "method") or base.run.method
+    base = from_dict(_fitting(start, method), for_method(base, method), f"preset {preset}")
+    if of_file not in (None, method):  # a file about another method: it must be right for that one
+        from_dict(settings, base, str(file))
+        settings = _fitting(settings, method)
     config = check(_flags(argv, from_dict(settings, base, str(file))))
     if resume is not None:
         _refuse_changes(saved, config)
@@ -75,19 +81,23 @@ def _refuse_changes(saved: Config, config: Config) -> None:
                 )
 
 
-def _with_preset(base: Config, name: str, method: str | None) -> Config:
-    """The preset's settings, then what it says under `methods` for the method that is run."""
-    settings = _preset(name)
-    by_method = settings.pop("methods", {})
-    base = from_dict(settings, base, f"preset {name}")
-    base = from_dict(by_method.get(method or base.run.method, {}), base, f"preset {name}")
-    return from_dict({"run": {"preset": name}}, base, "--preset")
-
-
 def _preset(name: str) -> dict:
     if name not in presets():
         raise ConfigError(f"preset = {name}: must be one of {', '.join(presets())}")
-    return yaml.safe_load((importlib.resources.files("fedmpi") / "presets" / f"{name}.yaml").read_text()) or {}
+    settings = yaml.safe_load((importlib.resources.files("fedmpi") / "presets" / f"{name}.yaml").read_text()) or {}
+    return settings | {"run": settings.get("run", {}) | {"preset": name}}
+
+
+def _fitting(settings: dict, method: str) -> dict:
+    """Settings that were written for several methods, as far as they are this one's: what it does not have is left out,
+    and what they say under `methods` for it goes before."""
+    own = settings.get("methods", {}).get(method, {})
+    layers = {layer: settings.get(layer, {}) | own.get(layer, {}) for layer in settings | own if layer != "methods"}
+    has = settings_of(method).__dataclass_fields__
+    return layers | {
+        "run": layers.get("run", {}) | {"method": method},
+        "method": {name: value for name, value in layers.get("method", {}).items() if name in has},
+    }
 
 
 def _read(path: Path) -> dict:
@@ -149,16 +159,18 @@ def _take_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
 def _flags(argv: list[str], base: Config) -> Config:
     import tyro  # 0.1 s, and only rank 0 comes here
 
+    # Once the settings of the method are in it, the type of a configuration is known only now.
+    omit: Any = tyro.conf.OmitArgPrefixes
     if any(word in ("-h", "--help") for word in argv):
-        tyro.cli(tyro.conf.OmitArgPrefixes[_shown(base)], args=["--help"], prog="fedmpi", description=_help())
+        tyro.cli(omit[_shown(base)], args=["--help"], prog="fedmpi", description=_help())
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            return tyro.cli(tyro.conf.OmitArgPrefixes[Config], args=argv, default=base, prog="fedmpi")
+            return tyro.cli(omit[Config], args=argv, default=base, prog="fedmpi")
     except SystemExit as stop:
         if not stop.code:
             raise
-    raise ConfigError(_unknown(argv) or _one_line(said.getvalue()))
+    raise ConfigError(_unknown(argv, base) or _one_line(said.getvalue()))
 
 
 def _help() -> str:
@@ -181,58 +193,73 @@ def _shown(base: Config) -> type:
 
     from fedmpi.algorithm import method_names
 
-    def option(name: str, hint: type, text: str, value) -> tuple:
+    def option(name: str, hint: Any, text: str, value: Any) -> tuple:
         path = hint == (str | None)
         unset = "" if value in (None, "") else None  # otherwise tyro's own words
         shown = tyro.conf.arg(help=text, metavar="PATH" if path else None, help_behavior_hint=unset)
         return name, Annotated[str if path else hint, shown], dataclasses.field(default="" if value is None else value)
 
-    layers = []
-    for layer, kind in LAYERS.items():
-        texts, values = _texts(kind), getattr(base, layer)
+    layers: list[tuple] = []
+    for layer in LAYERS:
+        values = getattr(base, layer)
+        kind, about = type(values), LAYERS[layer].__doc__
+        texts = _texts(kind)
         if layer == "run":
             texts["method"] += f": {', '.join(method_names())}, or module:Class"
+        if layer == "method":
+            about = f"Settings of {base.run.method}; --method NAME --help shows those of another."
         hints = typing.get_type_hints(kind)
-        options = [option(name, hint, texts[name], getattr(values, name)) for name, hint in hints.items()]
+        options = [option(name, hint, texts.get(name, ""), getattr(values, name)) for name, hint in hints.items()]
         if layer == "run":
             file = "settings to go on with: a YAML file, grouped as below; a run's config.yaml is one"
             options.insert(1, option("config", str | None, file, None))
-        shown = dataclasses.make_dataclass(kind.__name__, options, namespace={"__doc__": kind.__doc__})
+        shown = dataclasses.make_dataclass(kind.__name__, options, namespace={"__doc__": about})
         layers.append((layer, shown, dataclasses.field(default_factory=shown)))
     return dataclasses.make_dataclass("Config", layers)
 
 
 def _texts(kind: type) -> dict[str, str]:
-    """What stands below each field of a layer, as one paragraph."""
-    body = ast.parse(inspect.getsource(kind)).body[0].body
-    return {
-        field.target.id: " ".join(text.value.value.split())
-        for field, text in itertools.pairwise(body)
-        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
+    """What stands below each field of a layer, in its class or in one that it inherits from, as one paragraph."""
+    texts: dict[str, str] = {}
+    for part in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(part))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, text in itertools.pairwise(body.body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                texts[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return texts
 
 
-def _options() -> list[str]:
+def _options(config: Config) -> list[str]:
     """Every option as it is typed."""
-    fields = [field for layer in LAYERS.values() for field in dataclasses.fields(layer)]
-    names = [field.name for field in fields] + [f"no_{field.name}" for field in fields if field.type is bool]
-    return ["--help", "--presets", "--version", "--config", *(f"--{name.replace('_', '-')}" for name in names)]
+    hints = {
+        name: hint for layer in LAYERS for name, hint in typing.get_type_hints(type(getattr(config, layer))).items()
+    }
+    names = [*hints, *(f"no_{name}" for name, hint in hints.items() if hint is bool)]
+    return ["--help", "--presets", "--version", "--config", *map(_typed, names)]
 
 
-def _unknown(argv: list[str]) -> str:
-    """The options that there are not, each with the one that was probably meant; empty if all are known."""
-    known, said = _options(), []
+def _typed(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _unknown(argv: list[str], config: Config) -> str:
+    """The options that there are not: whose each is, or the one that was probably meant; empty if all are known."""
+    known, said, foreign = _options(config), [], False
     for word in argv:
         name = word.partition("=")[0]
         if name.startswith("--") and name.replace("_", "-") not in known:
+            others = whose(name.replace("-", "_").removeprefix("__").removeprefix("no_"))
             near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-            said.append(f"{name}: unknown; did you mean {near[0]}?" if near else f"{name}: unknown (see fedmpi --help)")
-    return " ".join(said)
+            why = f"unknown; did you mean {near[0]}?" if near else "unknown (see fedmpi --help)"
+            said.append(f"{name}: {others + ';' if others else why}")
+            foreign |= bool(others)
+    return " ".join([*said, own_settings(config.run.method, _typed)] if foreign else said)
 
 
 def _one_line(box: str) -> str:
     """The sentence inside tyro's framed error: a title, a rule, the sentence, a rule, a hint."""
-    sections = [[]]
+    sections: list[list[str]] = [[]]
     for line in box.splitlines():
         bare = line.strip(" │├┤")
         if line.lstrip().startswith(("╭", "╰")) or (bare and not bare.strip("-─")):

@@ -1,14 +1,17 @@
 """What a run is: frozen dataclasses, one per layer, with the range of every field beside it.
 
 Field names are unique over all layers, so that each is one plain flag on the command line (`--epsilon`, `--rounds`).
-Presets and `--config` files group them by layer, as `config.yaml` of a run does.
+Presets and `--config` files group them by layer, as `config.yaml` of a run does. Here stands what every run has; what a
+method can be told stands in the method's own file, as `Method.Settings`, and is the layer `method` of a run of it.
 """
 
 import dataclasses
+import difflib
 import math
 import re
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -104,109 +107,17 @@ class Data:
     """images: every shrink x shrink pixels become one, their mean; 2 makes CIFAR 16 x 16 and four times as fast"""
     test_samples_per_party: CountOrZero = 0
     """most test samples of a party; 0: all it has, or where training samples are cut, the same share of them"""
-
-
-@dataclass(frozen=True)
-class Model:
-    """The network: a shared extractor and a head that never leaves its party."""
-
-    network: Literal["cnn", "resnet20"] = "cnn"
-    """cnn: four layers, meant for 8x8 digits; resnet20 (He 2016, option A) for the papers' data; any image size"""
-    norm: Literal["batch", "group"] = "batch"
-    """normalisation; batch statistics stay on the party"""
-
-
-@dataclass(frozen=True)
-class Training:
-    """Local work of a party in one round, DSU algorithm 1."""
-
-    head_epochs: CountOrZero = 15
-    """phase 1: epochs on the head, extractor frozen"""
-    ext_epochs: Count = 5
-    """phase 2: epochs on the extractor, head frozen"""
-    batch_size: Annotated[int, Range(least=2)] = 32
-    """samples a step"""
-    head_lr: Positive = 0.01
-    """learning rate of the head"""
-    ext_lr: Positive = 0.01
-    """learning rate of the extractor"""
-    sparse_layers: CountOrZero = 4
-    """k: the last k convolution layers are sparsified; 0 switches reparameterisation off"""
-    density: Fraction = 0.05
-    """S: share of a sparsified layer's weights that stay; 1 switches reparameterisation off"""
-    dan_weight: NonNegative = 0.2
-    """lambda of the dynamic adaptive norm, DSU (10); 0 switches it off"""
-    gradient: Literal["masked", "straight-through"] = "masked"
-    """gradient of the masked weights: through the mask, or dense"""
-    augment: bool = False
-    """phase 2 sees each image moved by a few pixels at random, and mirrored where that keeps its class; never phase 1,
-    whose features are cached, and never a test"""
-    noise_budget: Positive = 4.0
-    """dp-pfedhome: how much noise a run may have over the most that its updates can carry; beyond, the server's step is damped"""
-    home_rounds: CountOrZero = 0
-    """dp-pfedhome: rounds of local work that a party adds for itself before a test, where noise exceeds the budget; 0: as
-    many as --rounds, which a party alone would have had"""
-    mu: NonNegative = 0.1
-    """pmtl-ft: how strongly a party's own network is pulled to the mean, (mu/2) ||w_i - mean||^2"""
-    personal_rate: NonNegative = 1.0
-    """ppsgd: learning rates of a party's own offset over those of the shared weights; 0 leaves no offset"""
-
-
-@dataclass(frozen=True)
-class Ratings:
-    """Rating methods, paper MMF: the shared item factors, and each party's own model."""
-
-    factors: Count = 20
-    """k, latent factors"""
-    item_bias: bool = True
-    """items have a shared bias beside their factors, and parties a private offset"""
-    party_solver: Literal["steps", "ridge", "posterior"] = "posterior"
-    """p_u by gradient steps as printed, MMF (7); exactly; or exactly and with its uncertainty in the gradients"""
-    party_steps: Count = 2
-    """party_solver steps: how many in a round"""
-    party_lr: Positive = 0.5
-    """party_solver steps: rate of a step over the party's mean gradient"""
-    party_reg: NonNegative = 0.9
-    """lambda of p_u; under posterior the variance of a rating's noise"""
-    offset_reg: NonNegative = 1.0
-    """lambda of a party's offset"""
-    item_reg: NonNegative = 60.0
-    """lambda of q_i; under steps a share of every rating's gradient as printed, MMF (6), otherwise once an item"""
-    bias_reg: NonNegative = 2.0
-    """lambda of an item's bias"""
-    rating_centre: float = 3.5
-    """where biases and constants start from and are pulled to: a public guess of the mean rating"""
-    factor_start: NonNegative = 0.1
-    """spread of q_i before round 1 (and of p_u, under steps)"""
-    factor_mean: float = 0.0
-    """mean of q_i before round 1 (and of p_u, under steps); raw ratings without biases want sqrt(3.5 / k)"""
-    min_raters: CountOrZero = 0
-    """items with fewer raters are not trained; above 1, the first round only counts them"""
-    rater_margin: CountOrZero = 0
-    """min_raters: parties that a round may lose; items with fewer than min_raters + this raters are not trained, and a
-    round that loses more ends without a sum"""
-    tag_components: Count = 20
-    """features of ml-10m and lastfm: principal components of the tags"""
     items: Count = 300
     """dataset generated: items"""
     ratings: CountOrZero = 0
     """dataset generated: ratings in all; 0: 60 a party"""
-    mask_reg: NonNegative = 20.0
-    """private model: penalty of the weights of item attributes, or of hidden units; small ones hide ratings better"""
-    mask_offset_reg: NonNegative = 10.0
-    """private model: penalty of its constant term"""
-    mask_inner_reg: NonNegative = 15.0
-    """private model: penalty of the pairs of a factorisation machine, or of a hidden layer's distance from its start"""
-    mask_rank: Count = 4
-    """private or shared factorisation machine: rank of its pairs"""
-    mask_hidden: Count = 16
-    """private or shared neural network: hidden units"""
-    mask_epochs: Count = 30
-    """private factorisation machine or neural network: passes over the party's ratings"""
-    mask_lr: Positive = 0.03
-    """private factorisation machine or neural network: Adam's rate"""
-    item_prior: bool = False
-    """the server pulls item factors and biases to what public item attributes predict of them, not to zero; not in the paper"""
+    tag_components: Count = 20
+    """features of ml-10m and lastfm: principal components of the tags"""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a method can be told: nothing, until its class declares a `Settings` of its own that inherits from this one."""
 
 
 @dataclass(frozen=True)
@@ -217,10 +128,6 @@ class Server:
     """eta_g, DSU algorithm 1 line 6"""
     denominator: Literal["expected", "survivors", "none"] = "expected"
     """divide the sum by qN, as the sensitivity assumes, by those who answered, or not at all (MMF algorithm 2)"""
-    optimizer: Literal["sgd", "adam", "counted"] = "sgd"
-    """rating methods: plain steps, MMF algorithm 2; Adam; or steps over the number of raters, with momentum"""
-    momentum: Annotated[float, Range(least=0, most=0.99)] = 0.5
-    """optimizer counted"""
 
 
 @dataclass(frozen=True)
@@ -319,9 +226,7 @@ class Config:
 
     run: Run = field(default_factory=Run)
     data: Data = field(default_factory=Data)
-    model: Model = field(default_factory=Model)
-    training: Training = field(default_factory=Training)
-    ratings: Ratings = field(default_factory=Ratings)
+    method: Settings = field(default_factory=Settings)
     server: Server = field(default_factory=Server)
     privacy: Privacy = field(default_factory=Privacy)
     aggregation: Aggregation = field(default_factory=Aggregation)
@@ -338,38 +243,91 @@ class Config:
         return Path(self.run.out or Path("runs") / re.sub(r"[^\w.-]+", "-", name))
 
 
-LAYERS = {layer.name: layer.default_factory for layer in dataclasses.fields(Config)}
+LAYERS: dict[str, Any] = typing.get_type_hints(Config)
+MOVED = ("model", "training", "ratings")  # layers of earlier versions, whose settings are a method's or the data's now
+
+
+def settings_of(method: str) -> type[Settings]:
+    """What this method can be told; its file is imported for it."""
+    from fedmpi.algorithm import load_method  # methods import this file
+
+    kind = getattr(load_method(method), "Settings", None)
+    if not (isinstance(kind, type) and issubclass(kind, Settings) and "__dataclass_params__" in vars(kind)):
+        raise ConfigError(f"method = {method}: its Settings must be a frozen dataclass, and inherit from its base's")
+    for layer, other in LAYERS.items():
+        for name in kind.__dataclass_fields__.keys() & other.__dataclass_fields__.keys():
+            raise ConfigError(f"method = {method}: its setting {name} needs another name, there is {layer}.{name}")
+    return kind
+
+
+def for_method(config: Config, method: str) -> Config:
+    """The configuration of a run of this method; what it and the method before can both be told stays."""
+    kind = settings_of(method)
+    if (config.run.method, type(config.method)) == (method, kind):
+        return config
+    before = dataclasses.asdict(config.method)
+    both = {name: before[name] for name in kind.__dataclass_fields__ if name in before}
+    return dataclasses.replace(config, run=dataclasses.replace(config.run, method=method), method=kind(**both))
+
+
+def whose(setting: str) -> str:
+    """Which methods have a setting; empty if none has."""
+    from fedmpi.algorithm import method_names
+
+    found = [name for name in method_names() if setting in settings_of(name).__dataclass_fields__]
+    return f"a setting of {_few(found)}" if found else ""
+
+
+def own_settings(method: str, spell: Callable[[str], str] = str) -> str:
+    """What a method has, in words; its base's come last."""
+    names = map(spell, reversed(settings_of(method).__dataclass_fields__))
+    return f"method {method} has {_few(list(names)) or 'none'}"
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:6]) + (" ..." if len(names) > 6 else "")
 
 
 def from_dict(settings: dict, base: Config, source: str) -> Config:
     """`base` with the settings of a file, grouped by layer; ConfigError names the first one that cannot be."""
     if not isinstance(settings, dict):
         raise ConfigError(f"{source}: expected settings grouped by layer ({', '.join(LAYERS)})")
-    layers = {}
+    run = settings.get("run")
+    base = for_method(base, str(run.get("method", base.run.method)) if isinstance(run, dict) else base.run.method)
+    changed = {}
     for layer, values in settings.items():
-        if layer not in LAYERS:
+        if layer not in (*LAYERS, *MOVED):
             raise ConfigError(f"{source}: unknown layer {layer!r}, allowed: {', '.join(LAYERS)}")
         if not isinstance(values, dict):
             raise ConfigError(f"{source}: {layer} must hold named settings, not {values!r}")
-        hints = typing.get_type_hints(LAYERS[layer], include_extras=True)
+        hints = {} if layer in MOVED else typing.get_type_hints(type(getattr(base, layer)), include_extras=True)
         for name in values:
             if name not in hints:
-                home = next((other for other, kind in LAYERS.items() if name in kind.__dataclass_fields__), None)
-                if home:
-                    raise ConfigError(f"{source}: {layer}.{name} belongs to another layer, {home}.{name}")
-                raise ConfigError(f"{source}: unknown setting {layer}.{name}, allowed: {', '.join(hints)}")
-        layers[layer] = dataclasses.replace(
-            getattr(base, layer),
-            **{name: _coerce(value, hints[name], f"{source}: {layer}.{name}") for name, value in values.items()},
-        )
-    return dataclasses.replace(base, **layers)
+                raise ConfigError(f"{source}: {_misplaced(layer, str(name), base)}")
+        if hints:
+            read = {name: _coerce(value, hints[name], f"{source}: {layer}.{name}") for name, value in values.items()}
+            changed[layer] = dataclasses.replace(getattr(base, layer), **read)
+    return dataclasses.replace(base, **changed)
+
+
+def _misplaced(layer: str, name: str, config: Config) -> str:
+    """What is wrong with a setting that its layer does not have."""
+    home = next((other for other in LAYERS if name in getattr(config, other).__dataclass_fields__), None)
+    if home:
+        return f"{layer}.{name} belongs to another layer, {home}.{name}"
+    if whose(name):
+        return f"{layer}.{name}: {whose(name)}; {own_settings(config.run.method)}"
+    allowed = list(getattr(config, "method" if layer in MOVED else layer).__dataclass_fields__)
+    near = difflib.get_close_matches(name, allowed, n=1, cutoff=0.7)
+    meant = f"; did you mean {near[0]}?" if near else ""
+    return f"unknown setting {layer}.{name}{meant or ', allowed: ' + ', '.join(allowed)}"
 
 
 def check(config: Config) -> Config:
     """The config, if every field is in range and they fit each other; otherwise ConfigError with name and value."""
-    for layer, kind in LAYERS.items():
+    for layer in LAYERS:
         part = getattr(config, layer)
-        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        for name, hint in typing.get_type_hints(type(part), include_extras=True).items():
             value = getattr(part, name)
             for extra in getattr(hint, "__metadata__", ()):
                 if isinstance(extra, Range) and not extra.allows(value):

@@ -62,7 +62,7 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
     try:
         start = prepare_run(argv, endpoint.size, transport)
     except (FedmpiError, SystemExit) as stop:
-        code = int(stop.code or 0) if isinstance(stop, SystemExit) else _fail(str(stop))
+        code = _code(stop) if isinstance(stop, SystemExit) else _fail(str(stop))
         _dismiss(endpoint, code)
         return code
     from fedmpi.runtime.server import run_server
@@ -115,7 +115,7 @@ def _recount(argv: list[str]) -> int:
     except FedmpiError as error:
         return _fail(str(error))
     except SystemExit as stop:  # of --help, or of a wrong option
-        return int(stop.code or 0)
+        return _code(stop)
 
 
 def _only_parse(argv: list[str]) -> int:
@@ -129,8 +129,12 @@ def _only_parse(argv: list[str]) -> int:
     except ConfigError as error:
         return _fail(str(error))
     except SystemExit as stop:
-        return int(stop.code or 0)
+        return _code(stop)
     return 0
+
+
+def _code(stop: SystemExit) -> int:
+    return stop.code if isinstance(stop.code, int) else FAILED if stop.code else 0
 
 
 def _fail(line: str) -> int:

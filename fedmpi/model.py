@@ -127,8 +127,8 @@ class Model:
     @cached_property
     def _store(self):
         store = build.open_store(build.load_config(self.run))
-        if _summary(self.run)["data_crc32"] not in (None, f"{store.fingerprint:08x}"):
-            raise DataError(f"{store.path} is not the data that {self.run} was trained on")
+        if store is None or _summary(self.run)["data_crc32"] not in (None, f"{store.fingerprint:08x}"):
+            raise DataError(f"{store.path if store else 'none'} is not the data that {self.run} was trained on")
         return store
 
     @cached_property

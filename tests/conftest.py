@@ -22,14 +22,18 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def make_config(cache, tmp_path):
     """A Config from flags, small and quick unless they say otherwise; from preset demo-20, whose parties split the data."""
-    from fedmpi.cli import resolve
+    from fitting import fitting
 
-    small = "--preset demo-20 --rounds 2 --parties 4 --head-epochs 2 --ext-epochs 1 --local-epochs 0 --samples-per-party 20 --threads 1 --aggregation plain"
+    from fedmpi.cli import own_option, resolve
+
+    small = "--preset demo-20 --rounds 2 --parties 4 --local-epochs 0 --samples-per-party 20 --threads 1 --aggregation plain"
     counter = iter(range(1000))
 
     def make(flags: str = ""):
         out = tmp_path / f"run{next(counter)}"
-        return resolve([*small.split(), "--cache-dir", str(cache), "--out", str(out), *flags.split()])
+        short = fitting(own_option(flags.split(), "--method") or "dp-pfeddsu", "--head-epochs 2 --ext-epochs 1")
+        where = ["--cache-dir", str(cache), "--out", str(out)]
+        return resolve([*small.split(), *short.split(), *where, *flags.split()])
 
     return make
 

@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from fitting import fitting
 
 from fedmpi import audit
 from fedmpi.attacks.exact_solver import leak_from_errors
 from fedmpi.attacks.gradient_leak import Undetermined
-from fedmpi.cli import resolve
+from fedmpi.cli import own_option, resolve
 from fedmpi.runtime import build
 
 PRINTED = "--party-solver steps --no-item-bias --item-reg 0.1 --party-reg 0.1 --factor-mean 0.6 --optimizer adam --server-lr 0.02"
@@ -17,9 +18,8 @@ PRINTED = "--party-solver steps --no-item-bias --item-reg 0.1 --party-reg 0.1 --
 @pytest.fixture
 def make(cache):
     def resolved(flags: str = ""):
-        small = (
-            "--preset demo-recsys --parties 40 --items 80 --ratings 1600 --factors 6 --aggregation plain --support own"
-        )
+        small = "--preset demo-recsys --parties 40 --items 80 --ratings 1600 --aggregation plain --support own "
+        small += fitting(own_option(flags.split(), "--method") or "fedmf", "--factors 6")
         return resolve([*small.split(), "--cache-dir", str(cache), *flags.split()])
 
     return resolved
@@ -62,7 +62,7 @@ def test_the_mask_figures_are_about_the_runs_own_masks(make):
     assert [sum(row) for row in found["recovery"]] == pytest.approx([1.0] * 5)
     width = method.store.scale.highest - method.store.scale.lowest
     offsets = method.block.train_offsets
-    j = [np.mean(np.square(method.masked[a:b] / width)) for a, b in zip(offsets, offsets[1:])]
+    j = [np.mean(np.square(method.targets[a:b] / width)) for a, b in zip(offsets, offsets[1:])]
     assert found["indicator_train"] == pytest.approx(np.quantile(j, (0.25, 0.5, 0.75)).tolist())
     assert "vacuous" in found["bound"]
 

@@ -1,6 +1,7 @@
 """Settings: presets, files and flags, and every wrong value refused by name."""
 
 import dataclasses
+import importlib.resources
 import subprocess
 import sys
 
@@ -8,8 +9,9 @@ import pytest
 import yaml
 
 from fedmpi.aggregation.protocol import ProtocolRules, Session
+from fedmpi.algorithm import method_names
 from fedmpi.cli import presets, resolve
-from fedmpi.config import LAYERS, Config, from_dict
+from fedmpi.config import LAYERS, Config, from_dict, settings_of, whose
 from fedmpi.errors import ConfigError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.report.record import Record
@@ -23,11 +25,34 @@ def test_every_preset_resolves_and_says_what_it_is(name):
     assert presets()[name]
 
 
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_setting_of_a_preset_is_somebodys(name):
+    """What a method does not have is left out of a preset, so that a wrong name would go unseen."""
+    settings = yaml.safe_load((importlib.resources.files("fedmpi") / "presets" / f"{name}.yaml").read_text())
+    assert all(whose(setting) for setting in settings["method"])
+    for method, own in settings.get("methods", {}).items():
+        assert method in method_names() and set(own.get("method", {})) <= set(settings_of(method).__dataclass_fields__)
+        assert resolve(["--preset", name, "--method", method]).run.method == method
+
+
+def test_a_preset_serves_other_methods_as_far_as_they_have_its_settings(tmp_path):
+    config = resolve(["--preset", "cifar10-s5", "--method", "centaur"])
+    assert config.method.network == "resnet20" and not hasattr(config.method, "density")
+    file = tmp_path / "mine.yaml"
+    file.write_text("run: {method: dp-pfeddsu}\nmethod: {density: 0.5, ext_lr: 0.5}\n")
+    assert resolve(["--config", str(file)]).method.density == 0.5
+    other = resolve(["--config", str(file), "--method", "pmtl-ft", "--mu", "2"])
+    assert (other.run.method, other.method.ext_lr, other.method.mu) == ("pmtl-ft", 0.5, 2)
+    file.write_text("run: {method: dp-pfeddsu}\nmethod: {densty: 0.5}\n")
+    with pytest.raises(ConfigError, match="unknown setting method.densty; did you mean density"):
+        resolve(["--config", str(file), "--method", "pmtl-ft"])
+
+
 def test_the_paper_presets_are_the_papers_settings():
     config = resolve(["--preset", "cifar10-s5"])
     assert (config.run.parties, config.run.rounds, config.data.classes_per_party) == (20, 100, 5)
     assert (config.privacy.epsilon, config.privacy.clip, config.privacy.delta) == (1, 0.01, 1e-5)
-    training = config.training
+    training = config.method
     assert (training.head_epochs, training.ext_epochs, training.head_lr, training.ext_lr) == (15, 5, 0.01, 0.01)
     assert (training.sparse_layers, training.density, training.dan_weight) == (4, 0.05, 0.2)
     assert config.server.server_lr == 1
@@ -65,7 +90,7 @@ def test_flags_override_the_file_and_the_file_the_preset(tmp_path):
     config = resolve(["--preset", "cifar10-s2", "--config", str(file), "--rounds", "3"])
     assert (config.run.rounds, config.run.parties) == (3, 9)
     assert (config.privacy.epsilon, config.privacy.delta) == (2.0, 1e-6)
-    assert config.model.network == "resnet20"
+    assert config.method.network == "resnet20"
 
 
 def test_a_resolved_configuration_reads_back_as_itself(tmp_path):
@@ -114,7 +139,7 @@ def test_a_file_that_names_a_preset_starts_from_it(tmp_path):
     file.write_text("run: {preset: cifar10-s2, rounds: 7}\n")
     config = resolve(["--config", str(file)])
     assert (config.run.preset, config.run.rounds) == ("cifar10-s2", 7)
-    assert (config.model.network, config.data.classes_per_party) == ("resnet20", 2)
+    assert (config.method.network, config.data.classes_per_party) == ("resnet20", 2)
     assert resolve(["--preset", "cifar10-s2", "--config", str(file)]) == config
     with pytest.raises(
         ConfigError, match="preset = demo: .*mine.yaml starts from preset cifar10-s2; leave one of them out"
@@ -130,9 +155,10 @@ def test_a_preset_cannot_change_a_run_that_is_resumed(tmp_path):
 
 
 def test_the_folder_of_a_method_from_elsewhere_has_a_name_for_every_file_system():
-    assert resolve(["--method", "my.module:Mine"]).out.as_posix() == "runs/demo-my.module-Mine-s0"
+    elsewhere = "fedmpi.vision.methods.centaur:Method"
+    assert resolve(["--method", elsewhere]).out.as_posix() == "runs/demo-fedmpi.vision.methods.centaur-Method-s0"
     assert resolve(["--method", "dp-pfedhome", "--seed", "3"]).out.as_posix() == "runs/demo-dp-pfedhome-s3"
-    assert resolve(["--method", "my.module:Mine", "--out", "a:b"]).out.as_posix() == "a:b", "as it was asked for"
+    assert resolve(["--method", elsewhere, "--out", "a:b"]).out.as_posix() == "a:b", "as it was asked for"
 
 
 def test_every_field_is_a_flag_of_its_own():
@@ -172,6 +198,10 @@ WRONG_FLAGS = [
         "--data_dirr x --rouns 3",
         "--data_dirr: unknown; did you mean --data-dir? --rouns: unknown; did you mean --rounds?",
     ),
+    ("--mu 1", "--mu: a setting of pmtl-ft; method dp-pfeddsu has --gradient, --dan-weight, --density"),
+    ("--method ppsgd --no-item-bias", "--no-item-bias: a setting of fedmf, fedmmf-fm"),
+    ("--method no.such:Thing", "method = no.such:Thing: No module named"),
+    ("--method fedmpi.errors:ConfigError", "method = fedmpi.errors:ConfigError: its Settings must be"),
     ("--rounds 3 more", "more"),
     ("--rounds", "--rounds"),
     ("--preset", "--preset needs a value"),
@@ -191,11 +221,26 @@ def test_a_wrong_flag_is_refused_in_one_line_that_names_it(flags, said):
 WRONG_FILES = [
     ("run: {rounds: many}", "run.rounds = 'many': must be of type int"),
     ("run: {rounds: true}", "run.rounds = True: must be of type int"),
-    ("run: {round: 3}", "unknown setting run.round, allowed: preset"),
+    ("run: {round: 3}", "unknown setting run.round; did you mean rounds?"),
     (
-        "ratings: {validation_fraction: 0.1}",
-        "ratings.validation_fraction belongs to another layer, data.validation_fraction",
+        "method: {validation_fraction: 0.1}",
+        "method.validation_fraction belongs to another layer, data.validation_fraction",
     ),
+    ("run: {zzz: 3}", "unknown setting run.zzz, allowed: preset"),
+    ("method: {densty: 0.5}", "unknown setting method.densty; did you mean density?"),
+    ("method: {mu: 1}", "method.mu: a setting of pmtl-ft; method dp-pfeddsu has gradient, dan_weight, density"),
+    (
+        "run: {method: ppsgd}\nmethod: {density: 1}",
+        "method.density: a setting of dp-pfeddsu; method ppsgd has personal_",
+    ),
+    ("method: {density: 2}", "density = 2: must be > 0 and <= 1"),
+    ("method: 5", "method must hold named settings"),
+    ("run: {method: nope}", "method = nope: must be one of centaur"),
+    ("training: {density: 0.5}", "training.density belongs to another layer, method.density"),
+    ("model: {network: cnn}", "model.network belongs to another layer, method.network"),
+    ("ratings: {items: 40}", "ratings.items belongs to another layer, data.items"),
+    ("ratings: {factors: 40}", "ratings.factors: a setting of fedmf, fedmmf-fm"),
+    ("training: {densty: 0.5}", "unknown setting training.densty; did you mean density?"),
     ("training: 5", "training must hold named settings"),
     ("misc: {a: 1}", "unknown layer 'misc', allowed: run"),
     ("[1, 2]", "expected settings grouped by layer"),

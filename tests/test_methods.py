@@ -1,15 +1,23 @@
 """Every method keeps the contract; DP-pFedDSU is its equations, and reduces to CENTAUR."""
 
 import dataclasses
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+import fedmpi.vision.methods
 from fedmpi.algorithm import Algorithm, load_method, method_names
+from fedmpi.cli import _texts, resolve
+from fedmpi.config import Config, check, for_method, settings_of
 from fedmpi.errors import ConfigError
 from fedmpi.runtime import build
 from fedmpi.vision.reparam import kept
@@ -95,7 +103,8 @@ def test_contract(name, support, make_config):
 def test_a_method_learns(name, make_config):
     """On data that a small network can learn, plain averaging of the updates lowers the loss."""
     config = make_config(
-        f"{chosen(name)} --support {load_method(name).supports[-1]} --ext-lr 0.05 --ext-epochs 3 --head-lr 0.05 --dan-weight 0"
+        f"{chosen(name)} --support {load_method(name).supports[-1]} --ext-lr 0.05 --ext-epochs 3 --head-lr 0.05"
+        + (" --dan-weight 0" if name == "dp-pfeddsu" else "")
     )
     method = built(config)
     theta, losses = method.initial(), []
@@ -118,12 +127,115 @@ def test_a_method_may_live_outside_the_package():
     assert load_method("fedmpi.vision.methods.centaur:Method") is load_method("centaur")
 
 
+# ---- a new method is one file, its settings included ----
+
+
+@pytest.fixture(params=["warm:Method", "warm"])
+def warm(request, monkeypatch, tmp_path):
+    """The name of a method with two settings of its own: from elsewhere, and found by its file in a folder of methods."""
+    source = Path(__file__).parent / "plugins" / "warm.py"
+    if ":" in request.param:
+        monkeypatch.syspath_prepend(str(source.parent))
+    else:
+        shutil.copy(source, tmp_path)
+        monkeypatch.setattr(fedmpi.vision.methods, "__path__", [*fedmpi.vision.methods.__path__, str(tmp_path)])
+        monkeypatch.delitem(sys.modules, "fedmpi.vision.methods.warm", raising=False)
+    return request.param
+
+
+def test_settings_in_a_methods_file_are_flags_and_a_layer_of_the_file(warm, make_config, run_in_memory):
+    config = make_config(f"--method {warm} --warmth 0.25 --mood wild --epsilon inf --support dense")
+    half, calm, whole = (
+        run_in_memory(other, 3)["model_sha256"]
+        for other in (
+            config,
+            make_config(f"--method {warm} --epsilon inf --support dense"),
+            make_config("--method centaur --epsilon inf --support dense"),
+        )
+    )
+    assert half == calm != whole, "on every rank: 2 * 0.25 is the 0.5 that is the default"
+    said = yaml.safe_load((config.out / "config.yaml").read_text())
+    assert said["method"]["warmth"] == 0.25 and said["method"]["mood"] == "wild" and said["method"]["ext_epochs"] == 1
+    assert resolve(["--config", str(config.out / "config.yaml")]).method == config.method
+    assert resolve(["--resume", str(config.out)]).method == config.method
+    with pytest.raises(ConfigError, match="resume: warmth was 0.25 and cannot become 0.5; start a new run for it"):
+        resolve(["--resume", str(config.out), "--warmth", "0.5"])
+    with pytest.raises(ConfigError, match="resume: method was warm.* and cannot become centaur"):
+        resolve(["--resume", str(config.out), "--method", "centaur"])
+
+
+def test_settings_in_a_methods_file_are_in_help(warm, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        resolve(["--method", warm, "--help"])
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"Settings of {warm}; --method NAME --help shows those of another." in text
+    assert "--warmth FLOAT what the server's step is multiplied by, in every round (default: 0.5)" in text
+    assert "--mood {calm,wild} wild: twice as much (default: calm)" in text and "--ext-epochs INT" in text
+
+
+def test_settings_in_a_methods_file_are_judged_by_it(warm, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"run: {{method: '{warm}'}}\nmethod: {{warmth: hot}}\n")
+    for flags, said in (
+        (f"--method {warm} --warmth -1", "warmth = -1: must be >= 0"),
+        (f"--method {warm} --mood sad", "invalid choice 'sad'"),
+        (f"--method {warm} --warmht 1", "--warmht: unknown; did you mean --warmth?"),
+        (f"--method {warm} --mu 1", f"--mu: a setting of pmtl-ft; method {warm} has --mood, --warmth, --augment"),
+        (f"--config {file}", "mine.yaml: method.warmth = 'hot': must be of type float"),
+        (
+            "--method centaur --warmth 1",
+            "--warmth: unknown" if ":" in warm else "--warmth: a setting of warm; method centaur",
+        ),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            resolve(flags.split())
+        assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body, said",
+    [
+        (
+            "    @dataclass(frozen=True)\n    class Settings(centaur.Method.Settings):\n        clip: float = 1.0",
+            "privacy.clip",
+        ),
+        ("    class Settings(centaur.Method.Settings):\n        warmth: float = 1.0", "must be a frozen dataclass"),
+        ("    class Settings:\n        warmth: float = 1.0", "must be a frozen dataclass"),
+    ],
+)
+def test_settings_that_could_not_be_flags_are_refused(body, said, monkeypatch, tmp_path):
+    head = (
+        "from dataclasses import dataclass\nfrom fedmpi.vision.methods import centaur\nclass Method(centaur.Method):\n"
+    )
+    (tmp_path / "unfit.py").write_text(f"{head}{body}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "unfit", raising=False)
+    with pytest.raises(ConfigError, match=f"method = unfit:Method: its .*{said}"):
+        resolve(["--method", "unfit:Method"])
+
+
+@pytest.mark.parametrize("name", method_names())
+def test_a_method_documents_its_settings(name):
+    kind = settings_of(name)
+    assert set(_texts(kind)) == set(kind.__dataclass_fields__)
+    assert check(for_method(Config(), name)).method == kind(), "its defaults are in range"
+
+
+def test_the_settings_of_every_method_are_had_without_torch():
+    code = (
+        "import sys\nfrom fedmpi.algorithm import method_names\nfrom fedmpi.config import settings_of\n"
+        "for name in method_names(): settings_of(name)\nsys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent.parent).returncode == 0
+
+
 # ---- DP-pFedDSU is its equations: a slow, literal version with autograd ----
 
 
 def literal_phase_two(method, data, head, theta, rng):
     """DSU (6) to (11) written down as they stand: masks by sorting, the loss with its norm term, autograd for the rest."""
-    settings, clip = method.training, method.config.privacy.clip
+    settings, clip = method.settings, method.config.privacy.clip
     module = method.net.module.train()
     shapes = {name: parameter.shape for name, parameter in module.named_parameters()}
     start = theta.clone()
@@ -237,11 +349,8 @@ def test_without_both_parts_it_is_centaur_bit_for_bit(off, support, make_config,
 
 def test_each_part_alone_makes_a_difference(make_config, run_in_memory):
     """Lambda = 0 leaves reparameterisation alone, k = 0 leaves the adaptive norm alone; neither is CENTAUR."""
-    flags = ["--dan-weight 0", "--sparse-layers 0", "", "--method centaur"]
-    hashes = {
-        run_in_memory(make_config(f"--dan-weight 0.2 --support dense --batch-size 8 {flag}"), 3)["model_sha256"]
-        for flag in flags
-    }
+    flags = ["--dan-weight 0", "--dan-weight 0.2 --sparse-layers 0", "--dan-weight 0.2", "--method centaur"]
+    hashes = {run_in_memory(make_config(f"--support dense --batch-size 8 {flag}"), 3)["model_sha256"] for flag in flags}
     assert len(hashes) == 4
 
 

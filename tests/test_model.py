@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fitting import fitting
 from torch.nn import functional as F
 
 import fedmpi.model
 from fedmpi.algorithm import load_method, method_names
-from fedmpi.cli import resolve
+from fedmpi.cli import own_option, resolve
 from fedmpi.errors import ConfigError, DataError
 from fedmpi.report.sealed import read_sealed, vector_sha256, write_sealed
 from fedmpi.runtime import build
@@ -33,12 +34,11 @@ def make_ratings(cache, tmp_path):
 
     def make(flags: str = ""):
         small = (
-            "--preset demo-recsys --parties 9 --items 30 --ratings 240 --factors 3 --rounds 2 --eval-every 2 "
-            "--aggregation plain --support own --graph complete --mask-epochs 5"
-        )
+            "--preset demo-recsys --parties 9 --items 30 --ratings 240 --rounds 2 --eval-every 2 --aggregation plain "
+            "--support own --graph complete "
+        ) + fitting(own_option(flags.split(), "--method") or "fedmf", "--factors 3 --mask-epochs 5")
         out = tmp_path / f"ratings{next(counter)}"
-        method = flags.split() if "--method" in flags else ["--method", "fedmf", *flags.split()]
-        return resolve([*small.split(), "--cache-dir", str(cache), "--out", str(out), *method])
+        return resolve([*small.split(), "--cache-dir", str(cache), "--out", str(out), *flags.split()])
 
     return make
 
@@ -51,7 +51,7 @@ def config_of(make_config, make_ratings):
         if name in RATINGS:
             return make_ratings(f"--method {name} {flags}")
         free = " --epsilon inf" if not load_method(name).sends.kind.adds_noise else ""
-        return make_config(f"--method {name} --support shared --density 0.3{free} {flags}")
+        return make_config(f"--method {name} --support shared {fitting(name, '--density 0.3')}{free} {flags}")
 
     return make
 
@@ -200,7 +200,7 @@ def test_rating_parameters_have_the_papers_names(config_of, run_in_memory):
         "item_bias": (30,),
         "raters": (30,),
     }
-    assert model.meta["ratings"]["party_solver"] == "posterior" and model.meta["scale"] == [1.0, 5.0, 1.0]
+    assert model.meta["settings"]["party_solver"] == "posterior" and model.meta["scale"] == [1.0, 5.0, 1.0]
     config = config_of("fed-nn", "--mask-hidden 4")
     run_in_memory(config, 2)
     shared = fedmpi.model.load(config.out).shared

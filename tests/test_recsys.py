@@ -5,12 +5,13 @@ import json
 
 import numpy as np
 import pytest
+from fitting import fitting
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi.aggregation.rows import RowServer, RowsParty
 from fedmpi.algorithm import RowUpdates, method_names
-from fedmpi.cli import resolve
+from fedmpi.cli import own_option, resolve
 from fedmpi.errors import ConfigError, ProtocolError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.privacy.mechanism import Cut
@@ -35,9 +36,9 @@ def make(cache, tmp_path):
 
     def resolved(flags: str = ""):
         small = (
-            "--preset demo-recsys --parties 12 --items 30 --ratings 240 --factors 3 --rounds 3 --eval-every 2 "
-            "--aggregation plain --support own --graph complete --mask-epochs 5"
-        )
+            "--preset demo-recsys --parties 12 --items 30 --ratings 240 --rounds 3 --eval-every 2 --aggregation plain "
+            "--support own --graph complete "
+        ) + fitting(own_option(flags.split(), "--method") or "fedmf", "--factors 3 --mask-epochs 5")
         out = tmp_path / f"run{next(counter)}"
         return resolve([*small.split(), "--cache-dir", str(cache), "--out", str(out), *flags.split()])
 
@@ -407,9 +408,9 @@ def test_test_ratings_never_touch_training(make):
 def test_masked_ratings_and_predictions_are_those_of_the_paper(make):
     method = hosted(make("--method fedmmf-lr"))
     block = method.block
-    assert np.allclose(method.masked, block.train_values - method.private.train)  # MMF (11)
+    assert np.allclose(method.targets, block.train_values - method.private.train)  # MMF (11)
     theta = method.initial()
-    z = method.parties.solve(method.layout.rows(theta), method.masked)
+    z = method.parties.solve(method.layout.rows(theta), method.targets)
     wanted = predict(method.layout, method.layout.rows(theta), z, method.test_users, block.test_items)
     assert np.allclose(method.predictions(theta), wanted + method.private.test)  # MMF (12)
 
@@ -539,7 +540,7 @@ def test_a_method_that_shares_nothing_sends_no_update(make, run_in_memory):
 def test_the_hybrid_rule_decides_by_each_partys_own_data(make, run_in_memory):
     method = hosted(make("--method fedmmf-lr"))
     rule = ClearRule.parse("indicator<=1")
-    found = rule.figures(method.block.train_offsets, method.masked, method.block.train_values, method.store.scale)
+    found = rule.figures(method.block.train_offsets, method.targets, method.block.train_values, method.store.scale)
     middle = float(np.median(found["indicator"]))
     config = make(f"--method fedmmf-lr --aggregation hybrid --support dense --clear-rule indicator<={middle:.9f}")
     chosen = hosted(config).clear_parties()
@@ -566,7 +567,6 @@ REFUSED_SETTINGS = {
     "--aggregation hybrid --support dense --clear-rule indicator<=2 --method fedmmf-lr": "clear_rule = indicator<=2: must be",
     "--min-raters 3 --sampling 0.5": "min_raters = 3: needs sampling 1, not 0.5",
     "--min-raters 3 --aggregation hybrid --support dense --clear-parties 1": "min_raters = 3: not with aggregation hybrid",
-    "--method fed-lr --optimizer adam --min-raters 3": "min_raters = 3: fed-lr shares no items",
     "--rater-margin 2": "rater_margin = 2: means nothing without min_raters above 1",
     "--clear-rule indicator<=0.5": "clear_rule = indicator<=0.5: only with aggregation hybrid",
     "--aggregation hybrid --support dense --clear-rule indicator<=0.5": "clear_rule = indicator<=0.5: method fedmf",

@@ -19,8 +19,7 @@ from fedmpi.vision.device import local_rank, pick_device
 from fedmpi.vision.flat import FlatNetwork
 from fedmpi.vision.models import ResNet20, SmallCNN, build_extractor, initialise
 from fedmpi.vision.reparam import kept, public_support, sparse_spans, topk_masks
-from fedmpi.vision.training import Head, batches, train_head
-from fedmpi.vision.training import test_head as score_head
+from fedmpi.vision.training import Head, batches
 
 
 def count(module):
@@ -141,7 +140,7 @@ def test_the_written_out_head_gradient_is_autograds():
     head = Head.new(6, 3, rng, torch.device("cpu"))
     other = nn.Linear(6, 3)
     other.weight.data, other.bias.data = head.weight.clone(), head.bias.clone()
-    train_head(head, features, labels, 3, 16, 0.1, np.random.default_rng(5))
+    head.train(features, labels, 3, 16, 0.1, np.random.default_rng(5))
     order, optimiser = np.random.default_rng(5), torch.optim.SGD(other.parameters(), lr=0.1)
     for _ in range(3):
         for batch in batches(40, 16, order):
@@ -149,7 +148,7 @@ def test_the_written_out_head_gradient_is_autograds():
             nn.functional.cross_entropy(other(features[batch]), labels[batch]).backward()
             optimiser.step()
     assert torch.allclose(head.weight, other.weight, atol=1e-6) and torch.allclose(head.bias, other.bias, atol=1e-6)
-    correct, loss = score_head(head, features, labels)
+    correct, loss = head.test(features, labels)
     assert 0 <= correct <= 40 and math.isfinite(loss)
 
 

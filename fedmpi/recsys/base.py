@@ -2,6 +2,7 @@
 
 import dataclasses
 from abc import abstractmethod
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -15,17 +16,25 @@ from fedmpi.randomness.words import SeededWords
 class RatingMethod(RowAlgorithm):
     """Every user is a party. A rank holds the ratings of a block of them, flat, party after party."""
 
+    @dataclass(frozen=True)
+    class Settings(RowAlgorithm.Settings):
+        rating_centre: float = 3.5
+        """where biases and constants start from and are pulled to: a public guess of the mean rating"""
+
+    settings: Settings
+    block: RatingBlock  # of the hosted parties, once there are any
+
     task = "recommendation"
     scores = ("rmse", "mae")
     score_columns = reference_columns = 3
-    reference_scores = ("rmse_party_mean",)
+    reference_scores: tuple[str, ...] = ("rmse_party_mean",)
     report_columns = ("squared_error", "ratings")
 
     def __init__(self, config: Config, store: RatingStore, device: str = "cpu"):
-        self.config = config
+        assert isinstance(config.method, self.Settings)
+        self.config, self.settings = config, config.method
         self.store = store
         self.seed = config.run.seed
-        self.block: RatingBlock | None = None
 
     @property
     def data_fingerprint(self) -> int:
@@ -98,7 +107,7 @@ class RatingMethod(RowAlgorithm):
             "scale": list(self.store.scale),
             "item_feature_names": list(self.store.item_feature_names),
             "user_feature_names": list(self.store.user_feature_names),
-            "ratings": dataclasses.asdict(self.config.ratings),
+            "settings": dataclasses.asdict(self.settings),
         }
 
     def model_arrays(self, theta):

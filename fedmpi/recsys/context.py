@@ -1,5 +1,7 @@
 """Federated context models: one model of a rating from item attributes and user profile, the same for all parties."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from fedmpi.algorithm import RowUpdates
@@ -7,9 +9,9 @@ from fedmpi.errors import ConfigError
 from fedmpi.privacy.mechanism import ExactRows
 from fedmpi.recsys.base import RatingMethod
 from fedmpi.recsys.buckets import Bucket, buckets, padded
-from fedmpi.recsys.models import make
+from fedmpi.recsys.models import ModelSettings, make
 from fedmpi.recsys.private import item_features
-from fedmpi.recsys.steps import Adam, Sgd
+from fedmpi.recsys.steps import Adam, Sgd, StepSettings
 
 
 class Context(RatingMethod):
@@ -18,16 +20,18 @@ class Context(RatingMethod):
     kind: str
     supports = ("own", "dense")
 
+    @dataclass(frozen=True)
+    class Settings(StepSettings, ModelSettings, RatingMethod.Settings):
+        pass
+
+    settings: Settings
+
     def __init__(self, config, store, device="cpu"):
         super().__init__(config, store, device)
-        settings, server = config.ratings, config.server
-        if server.optimizer == "counted":
+        settings, server = self.settings, config.server
+        if settings.optimizer == "counted":
             raise ConfigError(
                 f"optimizer = counted: {config.run.method} has no items whose raters it counts; take adam or sgd"
-            )
-        if settings.min_raters > 1:
-            raise ConfigError(
-                f"min_raters = {settings.min_raters}: {config.run.method} shares no items to leave out; take 0"
             )
         if server.denominator != "none":
             raise ConfigError(f"denominator = {server.denominator}: {config.run.method} adds gradients up; take none")
@@ -36,7 +40,7 @@ class Context(RatingMethod):
         self.model = make(self.kind, features, settings.mask_rank, settings.mask_hidden)
         self.sends = ExactRows(self.model.size)
         self.centre = settings.rating_centre
-        self.optimizer = Adam(server.server_lr) if server.optimizer == "adam" else Sgd(server.server_lr)
+        self.optimizer = Adam(server.server_lr) if settings.optimizer == "adam" else Sgd(server.server_lr)
 
     @property
     def dimension(self) -> int:

@@ -31,6 +31,16 @@ class Rule:
     rate: float  # of a step, over the party's number of ratings
     offset: bool  # whether a party has an offset of its own, a_u
 
+    def penalties(self, columns: int) -> np.ndarray:
+        """Of [a_u, p_u]."""
+        found = np.full(columns, self.party_reg)
+        found[0] = self.offset_reg if self.offset else 1.0  # any: without an offset it meets zeros
+        return found
+
+    def variances(self, counts: np.ndarray) -> np.ndarray:
+        """Under posterior: what the uncertainty of items with so many raters adds to the penalties of p_u, each."""
+        return self.party_reg / curvature(counts, self.item_reg)
+
 
 class Parties:
     """The factors of a rank's parties, [a_u, p_u] a row, and the work on them."""
@@ -91,11 +101,10 @@ class _Work:
         self.w = np.concatenate((ones, layout.q(rows)), axis=1)
         self.bias = layout.bias(rows)
         self.ratings = padded(ratings.astype(np.float64))
-        self.penalties = np.full(self.w.shape[1], self.rule.party_reg)
-        self.penalties[0] = self.rule.offset_reg if self.rule.offset else 1.0  # any: without an offset it meets zeros
+        self.penalties = self.rule.penalties(self.w.shape[1])
         self.variance = None
         if self.rule.solver == "posterior":
-            self.variance = self.rule.party_reg / curvature(layout.counts(rows), self.rule.item_reg)
+            self.variance = self.rule.variances(layout.counts(rows))
             self.variance[-1] = 0.0
 
     def gather(self, bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:

@@ -1,26 +1,43 @@
 """FedMMF: matrix factorisation on what each party's private model leaves of its ratings. MMF algorithm 2, (11) and (12)."""
 
 import dataclasses
+from dataclasses import dataclass
 
 import numpy as np
 
+from fedmpi.config import Count, NonNegative, Positive
 from fedmpi.privacy.mechanism import ExactRows
 from fedmpi.recsys.base import RatingMethod
 from fedmpi.recsys.factorisation import Factorisation
-from fedmpi.recsys.models import make
+from fedmpi.recsys.models import ModelSettings, make
 from fedmpi.recsys.private import Fit, Predictions, fit_all, item_features
 from fedmpi.recsys.rule import ClearRule
 
 
-class PrivateModels:
+class PrivateModels(RatingMethod):
     """Fitting and scoring private models, for the methods that have them."""
 
-    kind: str  # lr, fm, nn
-    reference_columns = 6
-    reference_scores = ("rmse_private_model", "rmse_party_mean")
+    @dataclass(frozen=True)
+    class Settings(ModelSettings, RatingMethod.Settings):
+        mask_reg: NonNegative = 20.0
+        """private model: penalty of the weights of item attributes, or of hidden units; small ones hide ratings better"""
+        mask_offset_reg: NonNegative = 10.0
+        """private model: penalty of its constant term"""
+        mask_inner_reg: NonNegative = 15.0
+        """private model: penalty of the pairs of a factorisation machine, or of a hidden layer's distance from its start"""
+        mask_epochs: Count = 30
+        """private factorisation machine or neural network: passes over the party's ratings"""
+        mask_lr: Positive = 0.03
+        """private factorisation machine or neural network: Adam's rate"""
 
-    def fit(self: RatingMethod) -> Predictions:
-        settings = self.config.ratings
+    settings: Settings
+    kind: str  # lr, fm, nn
+    private: Predictions  # of the hosted parties
+    reference_columns = 6
+    reference_scores: tuple[str, ...] = ("rmse_private_model", "rmse_party_mean")
+
+    def fit(self) -> Predictions:
+        settings = self.settings
         x = item_features(self.store)
         model = make(self.kind, x.shape[1], settings.mask_rank, settings.mask_hidden)
         rule = Fit(
@@ -41,6 +58,7 @@ class PrivateModels:
         return super().model_arrays(theta) | {"item_features": item_features(self.store)}
 
     def own_parts(self, parties, theta, round):
+        assert self.private.models is not None
         return super().own_parts(parties, theta, round) | {"private_model": self.private.models[self.local(parties)]}
 
     def references_all(self, parties, theta):
@@ -52,6 +70,11 @@ class PrivateModels:
 
 
 class Masked(PrivateModels, Factorisation):
+    @dataclass(frozen=True)
+    class Settings(PrivateModels.Settings, Factorisation.Settings):
+        pass
+
+    settings: Settings
     unmasked = False
     chooses_clear = True
 
@@ -61,17 +84,19 @@ class Masked(PrivateModels, Factorisation):
 
     def fit_private_models(self):
         self.private = self.fit()
-        self.masked = self.block.train_values - self.private.train
+        self.targets = self.block.train_values - self.private.train
         self.test_mask = self.private.test
 
     def clear_parties(self):
         if not self.clear_rule.most:
             return ()
-        chosen = self.clear_rule.holds(self.block.train_offsets, self.masked, self.block.train_values, self.store.scale)
+        chosen = self.clear_rule.holds(
+            self.block.train_offsets, self.targets, self.block.train_values, self.store.scale
+        )
         return tuple((np.flatnonzero(chosen) + self.block.first).tolist())
 
 
-class Alone(PrivateModels, RatingMethod):
+class Alone(PrivateModels):
     """A private model for each party and nothing else: what the mask is worth by itself."""
 
     shares = False

@@ -7,8 +7,21 @@ size that is also faster than starting torch on every rank.
 """
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
+
+from fedmpi.config import Count, Settings
+
+
+@dataclass(frozen=True)
+class ModelSettings(Settings):
+    """Of methods that have one of these, for each party or for all."""
+
+    mask_rank: Count = 4
+    """private or shared factorisation machine: rank of its pairs"""
+    mask_hidden: Count = 16
+    """private or shared neural network: hidden units"""
 
 
 class Model(ABC):

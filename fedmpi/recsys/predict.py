@@ -12,7 +12,7 @@ class Predictor:
 
     def __init__(self, meta: dict, arrays: dict[str, np.ndarray]):
         self.meta, self.arrays = meta, arrays
-        self.settings = meta["ratings"]
+        self.settings = meta["settings"] if "settings" in meta else meta["ratings"]  # as it was called before
 
     def predict(self, parts: dict[str, np.ndarray], items: np.ndarray) -> np.ndarray:
         """(N,) ratings, within the scale."""

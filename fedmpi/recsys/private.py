@@ -18,8 +18,7 @@ import numpy as np
 from fedmpi.data.ratings.store import RatingBlock, RatingStore
 from fedmpi.recsys.buckets import buckets, padded
 from fedmpi.recsys.models import FactorisationMachine, Model, Network
-
-FIRST, SECOND, TINY = 0.9, 0.99, 1e-6  # Adam's, for a few tens of steps
+from fedmpi.recsys.steps import Adam
 
 
 @dataclass(frozen=True)
@@ -137,12 +136,8 @@ def _project(
 
 def _adam(parameters: np.ndarray, slope, fit: Fit) -> np.ndarray:
     """Full passes over each party's ratings, the rate falling to zero along a cosine."""
-    first, second = np.zeros_like(parameters), np.zeros_like(parameters)
-    for epoch in range(1, fit.epochs + 1):
-        gradient = slope(parameters)
-        first = FIRST * first + (1 - FIRST) * gradient
-        second = SECOND * second + (1 - SECOND) * np.square(gradient)
-        rate = fit.rate * 0.5 * (1 + np.cos(np.pi * (epoch - 1) / fit.epochs))
-        root = np.sqrt(second / (1 - SECOND**epoch)) + TINY
-        parameters = parameters - rate * (first / (1 - FIRST**epoch)) / root
+    optimizer = Adam(fit.rate, second_decay=0.99, tiny=1e-6)  # for a few tens of steps
+    for epoch in range(fit.epochs):
+        optimizer.rate = fit.rate * 0.5 * (1 + np.cos(np.pi * epoch / fit.epochs))
+        parameters = optimizer.step(parameters, slope(parameters), None)
     return parameters

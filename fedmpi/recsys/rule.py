@@ -7,6 +7,7 @@ share of its ratings that the recovery attack finds to less than one step; the s
 J alone says how well the private model fits, which is not how well it hides: the two attacks are tried as well.
 """
 
+import contextlib
 import re
 from dataclasses import dataclass
 
@@ -30,10 +31,9 @@ class ClearRule:
         most = {}
         for part in filter(None, (word.strip() for word in text.split(","))):
             found = re.fullmatch(r"(\w+)\s*<=\s*([0-9.eE+-]+)", part)
-            try:
-                name, bound = found.group(1), float(found.group(2))
-            except (AttributeError, ValueError):
-                name, bound = "", 0.0
+            name, bound = "", 0.0
+            with contextlib.suppress(ValueError):
+                name, bound = (found.group(1), float(found.group(2))) if found else (name, bound)
             if name not in NAMES or not 0 <= bound <= 1:
                 raise ConfigError(
                     f"clear_rule = {part}: must be NAME<=BOUND, separated by commas, with names {', '.join(NAMES)} and bounds "

@@ -1,8 +1,20 @@
 """What the server does with a round's summed gradients."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 
+from fedmpi.config import Settings
 from fedmpi.recsys.layout import curvature
+
+
+@dataclass(frozen=True)
+class StepSettings(Settings):
+    """Of methods whose server takes one of these steps."""
+
+    optimizer: Literal["sgd", "adam", "counted"] = "sgd"
+    """the server's steps: plain, MMF algorithm 2; Adam; or over the number of raters, with momentum"""
 
 
 class Sgd:
@@ -24,10 +36,10 @@ class Sgd:
 class Adam(Sgd):
     """Kingma and Ba 2015, with their constants. Scales each coordinate by its own history, which raw ratings need."""
 
-    FIRST, SECOND, TINY = 0.9, 0.999, 1e-8
-
-    def __init__(self, rate: float):
+    def __init__(self, rate: float, first_decay: float = 0.9, second_decay: float = 0.999, tiny: float = 1e-8):
+        """How fast the means of the gradient and of its square forget, and what keeps their quotient finite."""
         super().__init__(rate)
+        self._first_decay, self._second_decay, self._tiny = first_decay, second_decay, tiny
         self._state = {"first": np.zeros(0), "second": np.zeros(0), "steps": np.zeros(1)}
 
     def step(self, values, gradient, counts):
@@ -36,12 +48,12 @@ class Adam(Sgd):
         first, second = self._state["first"], self._state["second"]
         self._state["steps"] = self._state["steps"] + 1
         done = float(self._state["steps"][0])
-        first *= self.FIRST
-        first += (1 - self.FIRST) * gradient
-        second *= self.SECOND
-        second += (1 - self.SECOND) * np.square(gradient)
-        root = np.sqrt(second / (1 - self.SECOND**done)) + self.TINY
-        return values - self.rate * (first / (1 - self.FIRST**done)) / root
+        first *= self._first_decay
+        first += (1 - self._first_decay) * gradient
+        second *= self._second_decay
+        second += (1 - self._second_decay) * np.square(gradient)
+        root = np.sqrt(second / (1 - self._second_decay**done)) + self._tiny
+        return values - self.rate * (first / (1 - self._first_decay**done)) / root
 
     def state(self):
         return {name: values.copy() for name, values in self._state.items()}

@@ -61,7 +61,7 @@ def load_config(run: Path) -> Config:
 
 
 def data_spec(config: Config) -> Spec:
-    data, ratings = config.data, config.ratings
+    data = config.data
     if data.dataset in RATING_SETS:
         return RatingSpec(
             dataset=data.dataset,
@@ -70,9 +70,9 @@ def data_spec(config: Config) -> Spec:
             test_fraction=data.test_fraction,
             validation_fraction=data.validation_fraction,
             seed=config.run.seed,
-            tag_components=ratings.tag_components,
-            items=ratings.items,
-            ratings=ratings.ratings,
+            tag_components=data.tag_components,
+            items=data.items,
+            ratings=data.ratings,
         )
     return PartitionSpec(
         dataset=data.dataset,

@@ -1,25 +1,33 @@
-"""What every image method has in common, whatever it shares: the network, the parties' data, and the reference lines."""
+"""What every image method has in common, whatever it shares: the network, the parties' data, and the reference lines.
+
+Files of methods are read on ranks that never train, for their settings, and torch takes seconds to import: here and there
+it is imported by the functions that compute, and by the files that hold nothing else (`training`, `flat`, `models` ...).
+"""
+
+from __future__ import annotations
 
 import dataclasses
 import math
 import os
 from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn import functional as F
 
 from fedmpi.algorithm import PartyAlgorithm, References, Score
-from fedmpi.config import Config
-from fedmpi.data.images.store import Store
+from fedmpi.config import Config, Count, CountOrZero, Positive, Range
 from fedmpi.privacy.mechanism import BoundedVector
 from fedmpi.randomness.words import SeededWords
-from fedmpi.vision.augment import Augmentation
-from fedmpi.vision.device import keep_freed_memory, pick_device
-from fedmpi.vision.flat import FlatNetwork
-from fedmpi.vision.models import build_extractor, initialise
-from fedmpi.vision.training import Head, PartyData, batches, test_head, train_head
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedmpi.data.images.store import Store
+    from fedmpi.vision.flat import FlatNetwork
+    from fedmpi.vision.models import ResNet20, SmallCNN
+    from fedmpi.vision.training import Head, PartyData
 
 EVALUATION_BATCH = 256
 
@@ -34,16 +42,43 @@ class ImageMethod(PartyAlgorithm):
 
     task = "classification"
 
+    @dataclass(frozen=True)
+    class Settings(PartyAlgorithm.Settings):
+        network: Literal["cnn", "resnet20"] = "cnn"
+        """cnn: four layers, meant for 8x8 digits; resnet20 (He 2016, option A) for the papers' data; any image size"""
+        norm: Literal["batch", "group"] = "batch"
+        """normalisation; batch statistics stay on the party"""
+        head_epochs: CountOrZero = 15
+        """phase 1: epochs on the head, extractor frozen"""
+        ext_epochs: Count = 5
+        """phase 2: epochs on the extractor, head frozen"""
+        batch_size: Annotated[int, Range(least=2)] = 32
+        """samples a step"""
+        head_lr: Positive = 0.01
+        """learning rate of the head"""
+        ext_lr: Positive = 0.01
+        """learning rate of the extractor"""
+        augment: bool = False
+        """phase 2 sees each image moved by a few pixels at random, and mirrored where that keeps its class; never phase 1,
+        whose features are cached, and never a test"""
+
+    settings: Settings
+
     def __init__(self, config: Config, store: Store, device: str = "cpu"):
-        self.config = config
-        self.training = config.training
+        import torch
+
+        from fedmpi.vision.augment import Augmentation
+        from fedmpi.vision.models import build_extractor, initialise
+
+        assert isinstance(config.method, self.Settings)
+        self.config, self.settings = config, config.method
         self.seed = config.run.seed
         self.store = store
-        extractor = build_extractor(config.model.network, store.image_shape[0], config.model.norm)
+        extractor = build_extractor(self.settings.network, store.image_shape[0], self.settings.norm)
         initialise(extractor, torch.Generator().manual_seed(int(self._rng("initial", 0, 0).integers(2**63))))
         self.feature_count = extractor.features
         self.net = self._flatten(extractor, torch.device(device))
-        self._augmentation = Augmentation.of(store, self.net.device) if self.training.augment else None
+        self._augmentation = Augmentation.of(store, self.net.device) if self.settings.augment else None
         self._initial = self.net.to_numpy(self.net.weights).copy()
         self._data: dict[int, PartyData] = {}
         # --keep-parties: what each party predicted with in the last test, and the shared vector that was tested.
@@ -52,6 +87,10 @@ class ImageMethod(PartyAlgorithm):
 
     @classmethod
     def pick_device(cls, setting: str, threads: int) -> str:
+        import torch
+
+        from fedmpi.vision.device import keep_freed_memory, pick_device
+
         torch.set_num_threads(threads)
         keep_freed_memory()
         return pick_device(setting, os.environ)
@@ -75,8 +114,10 @@ class ImageMethod(PartyAlgorithm):
         """A batch as the extractor is to see it in training; without --augment the batch itself, and nothing is drawn."""
         return images if self._augmentation is None else self._augmentation(images, rng)
 
-    def _flatten(self, extractor: nn.Module, device: torch.device) -> FlatNetwork:
+    def _flatten(self, extractor: SmallCNN | ResNet20, device: torch.device) -> FlatNetwork:
         """The network whose weights are the shared vector; here the extractor alone."""
+        from fedmpi.vision.flat import FlatNetwork
+
         return FlatNetwork(extractor, device)
 
     # ---- the test ----
@@ -126,13 +167,13 @@ class ImageMethod(PartyAlgorithm):
     def model_facts(self):
         return {
             "predicts": "images",
-            "network": self.config.model.network,
-            "norm": self.config.model.norm,
+            "network": self.settings.network,
+            "norm": self.settings.norm,
             "image_shape": list(self.store.image_shape),
             "classes": self.store.num_classes,
             "mean": list(self.store.mean),
             "std": list(self.store.std),
-            "training": dataclasses.asdict(self.training),
+            "settings": dataclasses.asdict(self.settings),
         }
 
     def model_arrays(self, theta):
@@ -148,61 +189,88 @@ class ImageMethod(PartyAlgorithm):
         data, head, received = self._shard(party), self._first_head(self.net.device), self.net.from_numpy(theta)
         self._tune_head(head, data, received, self._rng("untrained", party, 0), self.config.run.rounds + 1)
         untrained, _ = self._test(head, data)
-        alone = self._train_alone(party, data, received) if self.config.evaluation.local_epochs else -1
+        alone = self._train_alone(party, data, received) if self.config.evaluation.local_epochs else None
         return References(untrained, alone, len(data.test_y))
 
-    def _train_alone(self, party: int, data: PartyData, theta: torch.Tensor) -> int:
+    def _train_alone(self, party: int, data: PartyData, theta: torch.Tensor) -> int | None:
         """The local-only reference: extractor and head trained together on the party's data alone, nothing sent."""
         rng = self._rng("local-only", party, 0)
         head = self._first_head(self.net.device)
         self.net.load(theta)
         self.net.reset_statistics()
-        self.net.module.train()
-        settings = self.training
-        head.weight.requires_grad_(True)
-        head.bias.requires_grad_(True)
-        own = [(self.net.weights, self.net.gradients, settings.ext_lr)]
-        for _ in range(self.config.evaluation.local_epochs):
-            for batch in batches(len(data.train_y), settings.batch_size, rng):
-                self.net.gradients.zero_()
-                head.weight.grad = head.bias.grad = None
-                images = self.augmented(data.train_x[batch], rng)
-                loss = F.cross_entropy(head(self.net.extractor(images)), data.train_y[batch])
-                loss.backward()
-                steps = [*own, *((p.detach(), p.grad, settings.head_lr) for p in (head.weight, head.bias))]
-                for values, gradient, rate in steps:
-                    values.sub_(gradient, alpha=rate)
+        own = (head.weight.requires_grad_(True), head.bias.requires_grad_(True))
+
+        def scores(images: torch.Tensor) -> torch.Tensor:
+            head.weight.grad = head.bias.grad = None
+            return head(self.net.extractor(images))
+
+        def move(gradient: torch.Tensor) -> None:
+            self.net.weights.sub_(gradient, alpha=self.settings.ext_lr)
+            for values in own:
+                assert values.grad is not None
+                values.detach().sub_(values.grad, alpha=self.settings.head_lr)
+
+        self.train(data, rng, scores, move, self.config.evaluation.local_epochs)
         self._refresh_statistics(data)
         return self._test(head, data)[0]
 
     # ---- the pieces ----
+
+    def train(
+        self,
+        data: PartyData,
+        rng: np.random.Generator,
+        scores: Callable[[torch.Tensor], torch.Tensor],
+        move: Callable[[torch.Tensor], object],
+        epochs: int,
+    ) -> float:
+        """Passes over the party's batches: `scores` has what the network says of images, and `move` gets the gradient at
+        `net.weights` and changes them. Returns the mean loss of the last epoch."""
+        from torch.nn.functional import cross_entropy
+
+        from fedmpi.vision.training import batches
+
+        self.net.module.train()
+        total, seen = 0.0, 0
+        for epoch in range(epochs):
+            for batch in batches(len(data.train_y), self.settings.batch_size, rng):
+                self.net.gradients.zero_()
+                loss = cross_entropy(scores(self.augmented(data.train_x[batch], rng)), data.train_y[batch])
+                loss.backward()
+                move(self.net.gradients)
+                if epoch == epochs - 1:
+                    total, seen = total + float(loss.detach()) * len(batch), seen + len(batch)
+        return total / max(seen, 1)
 
     def _tune_head(self, head: Head, data: PartyData, theta: torch.Tensor, rng, rounds: int = 1) -> float:
         """Phase 1, as often as in `rounds` rounds. The extractor does not move, so its features are computed once."""
         self.net.load(self.forward_weights(theta))
         self._refresh_statistics(data)
         features = self.net.features(data.train_x.split(EVALUATION_BATCH))
-        settings = self.training
-        return train_head(
-            head, features, data.train_y, rounds * settings.head_epochs, settings.batch_size, settings.head_lr, rng
-        )
+        settings = self.settings
+        epochs = rounds * settings.head_epochs
+        return head.train(features, data.train_y, epochs, settings.batch_size, settings.head_lr, rng)
 
     def _refresh_statistics(self, data: PartyData) -> None:
         # Equal parts: the statistics are means over parts, and a part of one sample would weigh as much as one of many.
         self.net.refresh_statistics(data.train_x.tensor_split(math.ceil(len(data.train_x) / EVALUATION_BATCH)))
 
     def _test(self, head: Head, data: PartyData) -> tuple[int, float]:
-        return test_head(head, self.net.features(data.test_x.split(EVALUATION_BATCH)), data.test_y)
+        return head.test(self.net.features(data.test_x.split(EVALUATION_BATCH)), data.test_y)
 
     def _shard(self, party: int) -> PartyData:
+        from fedmpi.vision.training import PartyData
+
         if party not in self._data:
             shard = self.store.shard(party)
             self._data[party] = PartyData.load(shard, self.store.mean, self.store.std, self.net.device)
         return self._data[party]
 
-    def _first_head(self, device: torch.device) -> Head:
+    def _first_head(self, device: torch.device | str) -> Head:
         """theta_cls^0 of DSU's Algorithm 1, the same for every party. Heads of one origin ask the extractor for much the
         same; drawn for each party anew, they pull it in as many directions as there are parties, and the mean is small."""
+        from fedmpi.vision.training import Head
+
         return Head.new(self.feature_count, self.store.num_classes, self._rng("head", 0, 0), device)
 
     def _rng(self, purpose: str, party: int, round: int) -> np.random.Generator:

@@ -109,10 +109,9 @@ class FlatClassifier(FlatNetwork):
 
     def __init__(self, module: Classifier, device: torch.device):
         super().__init__(module, device)
-        self.extractor = module.extractor
+        self.extractor, self._head = module.extractor, module.head
         self.head_start = self.dimension - module.head.weight.numel() - module.head.bias.numel()
 
     def head(self) -> Head:
         """A copy of the head that is loaded."""
-        layer = self.module.head
-        return Head(layer.weight.detach(), layer.bias.detach()).copy()
+        return Head(self._head.weight.detach(), self._head.bias.detach()).copy()

@@ -81,17 +81,18 @@ class Classifier(nn.Module):
     def __init__(self, extractor: nn.Module, weight: torch.Tensor, bias: torch.Tensor):
         super().__init__()
         self.extractor = extractor
-        self.head = nn.Linear(*reversed(weight.shape))
+        classes, features = weight.shape
+        self.head = nn.Linear(features, classes)
         self.head.weight.data, self.head.bias.data = weight, bias
 
     def forward(self, x):
         return self.head(self.extractor(x))
 
 
-NETWORKS = {"cnn": SmallCNN, "resnet20": ResNet20}
+NETWORKS: dict[str, type[SmallCNN | ResNet20]] = {"cnn": SmallCNN, "resnet20": ResNet20}
 
 
-def build_extractor(network: str, channels: int, norm: str) -> nn.Module:
+def build_extractor(network: str, channels: int, norm: str) -> SmallCNN | ResNet20:
     if network not in NETWORKS:
         raise ConfigError(f"network = {network}: must be one of {', '.join(NETWORKS)}")
     return NETWORKS[network](channels, norm)

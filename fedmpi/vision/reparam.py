@@ -4,10 +4,15 @@ The two functions must pick the same coordinates from the same weights on every 
 largest magnitudes of a layer, the numpy one with ties broken by position because server and parties have to agree.
 """
 
+from __future__ import annotations
+
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def kept(size: int, density: float) -> int:
@@ -42,4 +47,4 @@ def topk_masks(theta: torch.Tensor, spans: list[slice], density: float, masks: t
         layer = theta[span].abs()
         mask = masks[span]
         mask.zero_()
-        mask[torch.topk(layer, kept(layer.numel(), density), sorted=False).indices] = 1
+        mask[layer.topk(kept(layer.numel(), density), sorted=False).indices] = 1

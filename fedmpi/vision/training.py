@@ -46,7 +46,7 @@ class Head:
     bias: torch.Tensor
 
     @classmethod
-    def new(cls, features: int, classes: int, rng: np.random.Generator, device: torch.device) -> "Head":
+    def new(cls, features: int, classes: int, rng: np.random.Generator, device: torch.device | str) -> "Head":
         weight = rng.standard_normal((classes, features), np.float32) / np.float32(features**0.5)
         return cls(torch.from_numpy(weight).to(device), torch.zeros(classes, device=device))
 
@@ -56,6 +56,43 @@ class Head:
     def __call__(self, features: torch.Tensor) -> torch.Tensor:
         return F.linear(features, self.weight, self.bias)
 
+    @torch.no_grad()
+    def train(
+        self,
+        features: torch.Tensor,
+        labels: torch.Tensor,
+        epochs: int,
+        size: int,
+        rate: float,
+        rng: np.random.Generator,
+    ) -> float:
+        """Phase 1: SGD over cached features, in place. Returns the mean loss of the last epoch, of no epoch the head's own.
+
+        The gradient of softmax regression is written out: autograd's bookkeeping costs more than these small products.
+        """
+        targets = F.one_hot(labels, self.bias.numel()).to(features.dtype)
+        loss = 0.0 if epochs else float(F.cross_entropy(self(features), labels))
+        for epoch in range(epochs):
+            total, seen = 0.0, 0
+            for batch in batches(len(labels), size, rng):
+                batch = batch.to(features.device)
+                x, y = features[batch], targets[batch]
+                log_p = F.log_softmax(self(x), dim=1)
+                if epoch == epochs - 1:
+                    total -= float((log_p * y).sum())
+                    seen += len(batch)
+                error = (log_p.exp() - y) / len(batch)
+                self.weight.sub_(error.T @ x, alpha=rate)
+                self.bias.sub_(error.sum(0), alpha=rate)
+            loss = total / max(seen, 1)
+        return loss
+
+    @torch.no_grad()
+    def test(self, features: torch.Tensor, labels: torch.Tensor) -> tuple[int, float]:
+        """(correct, mean loss)"""
+        logits = self(features)
+        return int((logits.argmax(1) == labels).sum()), float(F.cross_entropy(logits, labels))
+
 
 def batches(count: int, size: int, rng: np.random.Generator):
     """Index batches of one epoch. A last batch of one is left out: batch normalisation cannot use it."""
@@ -64,42 +101,3 @@ def batches(count: int, size: int, rng: np.random.Generator):
         batch = order[start : start + size]
         if len(batch) > 1 or count == 1:
             yield batch
-
-
-@torch.no_grad()
-def train_head(
-    head: Head,
-    features: torch.Tensor,
-    labels: torch.Tensor,
-    epochs: int,
-    size: int,
-    rate: float,
-    rng: np.random.Generator,
-) -> float:
-    """Phase 1: SGD on the head over cached features, in place. Returns the mean loss of the last epoch, of no epoch the head's own.
-
-    The gradient of softmax regression is written out: autograd's bookkeeping costs more than these small products.
-    """
-    targets = F.one_hot(labels, head.bias.numel()).to(features.dtype)
-    loss = 0.0 if epochs else float(F.cross_entropy(head(features), labels))
-    for epoch in range(epochs):
-        total, seen = 0.0, 0
-        for batch in batches(len(labels), size, rng):
-            batch = batch.to(features.device)
-            x, y = features[batch], targets[batch]
-            log_p = F.log_softmax(head(x), dim=1)
-            if epoch == epochs - 1:
-                total -= float((log_p * y).sum())
-                seen += len(batch)
-            error = (log_p.exp() - y) / len(batch)
-            head.weight.sub_(error.T @ x, alpha=rate)
-            head.bias.sub_(error.sum(0), alpha=rate)
-        loss = total / max(seen, 1)
-    return loss
-
-
-@torch.no_grad()
-def test_head(head: Head, features: torch.Tensor, labels: torch.Tensor) -> tuple[int, float]:
-    """(correct, mean loss)"""
-    logits = head(features)
-    return int((logits.argmax(1) == labels).sum()), float(F.cross_entropy(logits, labels))

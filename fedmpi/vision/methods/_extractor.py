@@ -4,14 +4,20 @@ A subclass says how the forward weights come from theta (`forward_weights`) and 
 (`train_extractor`, on batches that went through `augmented`); everything else — phase 1, evaluation, party state — is here.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from fedmpi.algorithm import LocalUpdate
 from fedmpi.vision.base import ImageMethod
-from fedmpi.vision.training import Head, PartyData
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedmpi.vision.training import Head, PartyData
 
 
 class ExtractorMethod(ImageMethod):
@@ -64,6 +70,8 @@ class ExtractorMethod(ImageMethod):
         }
 
     def load_party_state(self, party: int, state: dict[str, np.ndarray]) -> None:
+        from fedmpi.vision.training import Head
+
         put = self.net.from_numpy
         self._heads[party] = Head(put(state["head_weight"]), put(state["head_bias"]))
         self._statistics[party] = put(state["statistics"])

@@ -1,36 +1,44 @@
 """What methods have in common that share the whole network, extractor and head in one vector.
 
 Local work is `ext_epochs` of SGD on everything at once, the extractor at `ext_lr` and the head at `head_lr`. A subclass
-says how a gradient moves the weights (`train` takes a function), which weights a party is tested with (`weights_of`), and
+says how a gradient moves the weights (`train_all` takes a function), which weights a party is tested with (`weights_of`), and
 whether its head is fine-tuned before (`fine_tunes`). Running statistics are not kept: training uses those of the batch,
 and a test those of the party's own training data under the weights that are tested.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch.nn import functional as F
 
 from fedmpi.vision.base import ImageMethod
-from fedmpi.vision.flat import FlatClassifier
-from fedmpi.vision.models import Classifier
-from fedmpi.vision.training import Head, PartyData, batches
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedmpi.vision.flat import FlatClassifier
+    from fedmpi.vision.training import Head
 
 
 class WholeMethod(ImageMethod):
     supports = ("shared", "dense")  # the same here: every coordinate is sent
-    report_columns = ("loss",)
+    report_columns: tuple[str, ...] = ("loss",)
     fine_tunes = True  # for a test, on a copy: the head, `head_epochs`
+    net: FlatClassifier
 
     def __init__(self, config, store, device: str = "cpu"):
         super().__init__(config, store, device)
-        self.rates = torch.full_like(self.net.weights, self.training.ext_lr)
-        self.rates[self.net.head_start :] = self.training.head_lr
+        self.rates = self.net.weights.new_full((self.dimension,), self.settings.ext_lr)
+        self.rates[self.net.head_start :] = self.settings.head_lr
 
     def _flatten(self, extractor, device):
-        head = self._first_head(torch.device("cpu"))
+        from fedmpi.vision.flat import FlatClassifier
+        from fedmpi.vision.models import Classifier
+
+        head = self._first_head("cpu")
         return FlatClassifier(Classifier(extractor, head.weight, head.bias), device)
 
     def public_support(self, theta: np.ndarray) -> None:
@@ -53,24 +61,13 @@ class WholeMethod(ImageMethod):
             self._refresh_statistics(data)
         return head
 
-    def train(self, data: PartyData, rng, move: Callable[[torch.Tensor], None]) -> float:
-        """Local work from the weights that are loaded; `move` gets the gradient at `net.weights` and changes them.
+    def train_all(self, party: int, round: int, move: Callable[[torch.Tensor], object]) -> float:
+        """A round's local work from the weights that are loaded; `move` gets the gradient at `net.weights` and changes them.
 
         Returns the mean loss of the last epoch.
         """
-        net, settings = self.net, self.training
-        net.module.train()
-        total, seen = 0.0, 0
-        for epoch in range(settings.ext_epochs):
-            for batch in batches(len(data.train_y), settings.batch_size, rng):
-                net.gradients.zero_()
-                images = self.augmented(data.train_x[batch], rng)
-                loss = F.cross_entropy(net.module(images), data.train_y[batch])
-                loss.backward()
-                move(net.gradients)
-                if epoch == settings.ext_epochs - 1:
-                    total, seen = total + float(loss.detach()) * len(batch), seen + len(batch)
-        return total / max(seen, 1)
+        rng = self._rng("train", party, round)
+        return self.train(self._shard(party), rng, self.net.module, move, self.settings.ext_epochs)
 
     def descend(self, gradient: torch.Tensor) -> None:
         """The plain step."""

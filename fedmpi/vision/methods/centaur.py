@@ -4,10 +4,8 @@ Shared: the whole extractor, dense. Local: head and running statistics. Noised: 
 """
 
 import numpy as np
-from torch.nn import functional as F
 
 from fedmpi.vision.methods._extractor import ExtractorMethod
-from fedmpi.vision.training import batches
 
 
 class Method(ExtractorMethod):
@@ -23,18 +21,13 @@ class Method(ExtractorMethod):
         return theta
 
     def train_extractor(self, data, head, theta, rng):
-        net, settings = self.net, self.training
+        net, rate = self.net, self.settings.ext_lr
         net.load(theta)
-        net.module.train()
-        total, seen = 0.0, 0
-        for epoch in range(settings.ext_epochs):
-            for batch in batches(len(data.train_y), settings.batch_size, rng):
-                net.gradients.zero_()
-                images = self.augmented(data.train_x[batch], rng)
-                loss = F.cross_entropy(head(net.module(images)), data.train_y[batch])
-                loss.backward()
-                net.weights.sub_(net.gradients, alpha=settings.ext_lr)
-                if epoch == settings.ext_epochs - 1:
-                    total, seen = total + float(loss.detach()) * len(batch), seen + len(batch)
-        update = net.to_numpy(net.weights - theta)
-        return update, None, {"loss": total / max(seen, 1), "penalty": 0.0}
+        loss = self.train(
+            data,
+            rng,
+            scores=lambda images: head(net.module(images)),
+            move=lambda gradient: net.weights.sub_(gradient, alpha=rate),
+            epochs=self.settings.ext_epochs,
+        )
+        return net.to_numpy(net.weights - theta), None, {"loss": loss, "penalty": 0.0}

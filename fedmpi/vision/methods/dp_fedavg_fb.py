@@ -14,5 +14,5 @@ class Method(WholeMethod):
     def work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
         received = self.net.from_numpy(theta)
         self.net.load(received)
-        loss = self.train(self._shard(party), self._rng("train", party, round), self.descend)
+        loss = self.train_all(party, round, self.descend)
         return LocalUpdate(party, self.net.to_numpy(self.net.weights - received), None, {"loss": loss})

@@ -16,23 +16,41 @@ Beyond,
 With very much noise the shared extractor stays where it was drawn, and a party is as good as it is alone.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
 
+from fedmpi.config import CountOrZero, Positive
 from fedmpi.vision.methods import centaur
-from fedmpi.vision.training import Head
+
+if TYPE_CHECKING:
+    from fedmpi.vision.training import Head
 
 
 class Method(centaur.Method):
     pays_below, measured_with = 20.0, "dp-pfedhome"
 
+    @dataclass(frozen=True)
+    class Settings(centaur.Method.Settings):
+        noise_budget: Positive = 4.0
+        """how much noise a run may have over the most that its updates can carry; beyond, the server's step is damped"""
+        home_rounds: CountOrZero = 0
+        """rounds of local work that a party adds for itself before a test, where noise exceeds the budget; 0: as many as
+        --rounds, which a party alone would have had"""
+
+    settings: Settings
+
     @property
     def damping(self) -> float:
         """What the server's step is multiplied by; below 1 a party finishes at home."""
-        return min(1.0, self.training.noise_budget / self.noise_ratio) if self.noise_ratio else 1.0
+        return min(1.0, self.settings.noise_budget / self.noise_ratio) if self.noise_ratio else 1.0
 
     def step(self, theta: np.ndarray, total: np.ndarray, rate: float, support: np.ndarray | None) -> np.ndarray:
         return super().step(theta, total, rate * self.damping, support)
 
     def make_ready(self, party: int, theta: np.ndarray, round: int) -> Head:
-        rounds = self.training.home_rounds or self.config.run.rounds
+        rounds = self.settings.home_rounds or self.config.run.rounds
         return self.make_ready_at_home(party, theta, round, rounds if self.damping < 1 else 0, "home")

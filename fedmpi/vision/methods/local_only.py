@@ -9,11 +9,17 @@ long as all rounds together: --round-deadline has to allow for it. (`accuracy_lo
 cheaper and another thing: --local-epochs of joint training.)
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from fedmpi.vision.base import NOT_PRIVATE
 from fedmpi.vision.methods import centaur
-from fedmpi.vision.training import Head
+
+if TYPE_CHECKING:
+    from fedmpi.vision.training import Head
 
 
 class Method(centaur.Method):
@@ -24,8 +30,8 @@ class Method(centaur.Method):
     def make_ready(self, party: int, theta: np.ndarray, round: int) -> Head:
         return self.make_ready_at_home(party, theta, round, self.config.run.rounds, "train")
 
-    def _train_alone(self, party, data, theta) -> int:
-        return -1
+    def _train_alone(self, party, data, theta) -> None:
+        return None
 
     def summarise_references(self, rows):
         return {"accuracy_untrained": super().summarise_references(rows)["accuracy_untrained"]}

@@ -8,15 +8,30 @@ leaves is w_i - mean. Without clipping and noise the new mean is the mean of the
 w_i's head, `head_epochs` on w_i's features; the mean acts through the pull alone. With mu = 0 the w_i never learn of it.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 
 from fedmpi.algorithm import LocalUpdate
+from fedmpi.config import NonNegative
 from fedmpi.vision.methods._whole import PersonalMethod
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Method(PersonalMethod):
     report_columns = ("loss", "penalty")
+
+    @dataclass(frozen=True)
+    class Settings(PersonalMethod.Settings):
+        mu: NonNegative = 0.1
+        """how strongly a party's own network is pulled to the mean, (mu/2) ||w_i - mean||^2"""
+
+    settings: Settings
 
     def first_personal(self) -> torch.Tensor:
         return self.net.from_numpy(self.initial())
@@ -25,13 +40,13 @@ class Method(PersonalMethod):
         return self.personal(party)
 
     def work(self, party: int, theta: np.ndarray, round: int) -> LocalUpdate:
-        mean, own, mu = self.net.from_numpy(theta), self.personal(party), self.training.mu
+        mean, own, mu = self.net.from_numpy(theta), self.personal(party), self.settings.mu
         self.net.load(own)
 
         def move(gradient: torch.Tensor) -> None:
             self.descend(gradient.add_(self.net.weights - mean, alpha=mu))
 
-        loss = self.train(self._shard(party), self._rng("train", party, round), move)
+        loss = self.train_all(party, round, move)
         own.copy_(self.net.weights)
         distance = own - mean
         penalty = mu / 2 * float(distance.norm()) ** 2

@@ -6,18 +6,33 @@ at `personal_rate` (their alpha) times those; only w's part leaves. Tests use w 
 `personal_rate` 0 leaves every v_i at zero: the shared model is then that of DP-FedAvg-fb, bit for bit.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
 import numpy as np
-import torch
 
 from fedmpi.algorithm import LocalUpdate
+from fedmpi.config import NonNegative
 from fedmpi.vision.methods._whole import PersonalMethod
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Method(PersonalMethod):
     fine_tunes = False
 
+    @dataclass(frozen=True)
+    class Settings(PersonalMethod.Settings):
+        personal_rate: NonNegative = 1.0
+        """learning rates of a party's own offset over those of the shared weights; 0 leaves no offset"""
+
+    settings: Settings
+
     def first_personal(self) -> torch.Tensor:
-        return torch.zeros_like(self.net.weights)
+        return self.net.weights.new_zeros(self.dimension)
 
     def weights_of(self, party: int, theta: torch.Tensor) -> torch.Tensor:
         return theta + self.personal(party)
@@ -30,8 +45,8 @@ class Method(PersonalMethod):
         def move(gradient: torch.Tensor) -> None:
             step = self.rates * gradient
             shared.sub_(step)
-            offset.sub_(step, alpha=self.training.personal_rate)
-            torch.add(shared, offset, out=self.net.weights)
+            offset.sub_(step, alpha=self.settings.personal_rate)
+            self.net.load(shared + offset)
 
-        loss = self.train(self._shard(party), self._rng("train", party, round), move)
+        loss = self.train_all(party, round, move)
         return LocalUpdate(party, self.net.to_numpy(shared - received), None, {"loss": loss})
