@@ -41,7 +41,7 @@ class Steps:
     """Calls of `STEPS` steps of a kind, on the same images and weights for all."""
 
     def __init__(self, batch: int, kinds):
-        torch.set_num_threads(1)
+        load_method("centaur").pick_device("cpu", 1)  # one thread, and freed memory is kept, as on a rank
         store = SimpleNamespace(image_shape=(3, 32, 32), num_classes=10)
         rng = np.random.default_rng(0)
         images = torch.from_numpy(rng.standard_normal((STEPS * batch, 3, 32, 32)).astype(np.float32))
@@ -50,7 +50,7 @@ class Steps:
         self.last = PartyData(images.contiguous(memory_format=torch.channels_last), labels, images[:2], labels[:2])
         common = ["--preset", "cifar10-s5", "--ext-epochs", "1", "--batch-size", str(batch)]
         self.methods = {
-            kind: load_method(name)(resolve([*common, *flags.split()]), store)
+            kind: load_method(name)(resolve([*common, "--method", name, *flags.split()]), store)
             for kind, (name, flags) in KINDS.items()
             if kind in kinds
         }

@@ -226,7 +226,7 @@ class Config:
 
     run: Run = field(default_factory=Run)
     data: Data = field(default_factory=Data)
-    method: Settings = field(default_factory=Settings)
+    method: Settings = field(default_factory=Settings)  # of run.method, once `for_method` was asked for it
     server: Server = field(default_factory=Server)
     privacy: Privacy = field(default_factory=Privacy)
     aggregation: Aggregation = field(default_factory=Aggregation)

@@ -237,6 +237,18 @@ def test_a_run_without_kept_parties_says_how_to_have_them(config_of, run_in_memo
         model.evaluate()
 
 
+def test_a_model_of_an_earlier_version_still_predicts(config_of, run_in_memory):
+    """Its settings were called after the layer that they stood in, which held those of every rating method."""
+    config = config_of("fedmmf-fm", "--keep-parties --mask-rank 2")
+    run_in_memory(config, 2)
+    model, items = fedmpi.model.load(config.out), np.arange(30)
+    before = model.meta | {"ratings": model.meta["settings"]}
+    del before["settings"]
+    changed(config.out / "model.npz", meta=np.array(json.dumps(before)))
+    old = fedmpi.model.load(config.out)
+    assert "settings" not in old.meta and np.array_equal(old.party(3).predict(items), model.party(3).predict(items))
+
+
 def test_a_partys_part_stays_with_its_rank_and_its_owner(config_of, run_in_memory):
     config = config_of("centaur", "--keep-parties")
     before = os.umask(0)
