@@ -90,6 +90,28 @@ class ServerSession(ABC):
         return 0
 
 
+class Listening(ServerSession):
+    """A session in which every party says one thing."""
+
+    def __init__(self, cohort: tuple[int, ...]):
+        self._missing = set(cohort)
+
+    def drop(self, party: int) -> Answers:
+        self._missing.discard(party)
+        return []
+
+    def expire(self) -> Answers:
+        self._missing.clear()
+        return []
+
+    def waiting(self) -> tuple[int, ...]:
+        return tuple(sorted(self._missing))
+
+    @property
+    def done(self) -> bool:
+        return not self._missing
+
+
 class Forwarding(ServerSession):
     """A session that is another one, but for what a subclass changes."""
 
@@ -97,17 +119,21 @@ class Forwarding(ServerSession):
         """`inner`: a ServerSession, or a machine of the protocol, which answers to the same names."""
         self._inner = inner
 
+    def _onwards(self, answers: Answers) -> Answers:
+        """After every move; what a subclass does then, it adds to the answers."""
+        return answers
+
     def start(self) -> Answers:
-        return self._inner.start()
+        return self._onwards(self._inner.start())
 
     def receive(self, message: Message) -> Answers:
-        return self._inner.receive(message)
+        return self._onwards(self._inner.receive(message))
 
     def drop(self, party: int) -> Answers:
-        return self._inner.drop(party)
+        return self._onwards(self._inner.drop(party))
 
     def expire(self) -> Answers:
-        return self._inner.expire()
+        return self._onwards(self._inner.expire())
 
     def waiting(self) -> tuple[int, ...]:
         return self._inner.waiting()

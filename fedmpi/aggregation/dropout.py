@@ -107,18 +107,6 @@ class ForewarnedServer(Forwarding):
         self._phase: str | None = None
         self._planned = 0
 
-    def start(self) -> Answers:
-        return self._onwards(super().start())
-
-    def receive(self, message: Message) -> Answers:
-        return self._onwards(super().receive(message))
-
-    def drop(self, party: int) -> Answers:
-        return self._onwards(super().drop(party))
-
-    def expire(self) -> Answers:
-        return self._onwards(super().expire())
-
     def _onwards(self, answers: Answers) -> Answers:
         """Let go of the planned, in this phase and in those that end with it."""
         while not self.done and self.phase_name != self._phase:

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedmpi.aggregation.base import Answers, PartySession, ServerSession, Sum
-from fedmpi.errors import ProtocolError, WireError
+from fedmpi.aggregation.base import Answers, Listening, PartySession, Sum
+from fedmpi.errors import Fault, ProtocolError, WireError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.wire.bits import pack, packed_size, unpack
 from fedmpi.wire.message import Message
@@ -33,7 +33,9 @@ class PlainParty(PartySession):
         raise ProtocolError(f"got {type(message).__name__}, but it has nothing more to say", phase=Phase.UPDATE)
 
 
-class PlainServer(ServerSession):
+class PlainServer(Listening):
+    phase_name = Phase.UPDATE
+
     def __init__(
         self,
         round: int,
@@ -46,14 +48,19 @@ class PlainServer(ServerSession):
     ):
         """`dimension` of the sum; `most_lost`: with more of the cohort lost there is none, as under the protocol; `width` of a
         row, where parties send rows."""
+        super().__init__(cohort)
         self._round = round
         self._cohort, self._tolerated = len(cohort), len(cohort) if most_lost is None else most_lost
         self._encoding = encoding
         self._dimension = dimension
         self._own = own_support
-        self._missing = set(cohort)
+        self._width = width
         self._heard: list[int] = []
-        self._total = np.zeros(dimension, np.uint64)
+        self._faults: list[Fault] = []
+        self._total = self._zeros()
+
+    def _zeros(self) -> np.ndarray:
+        return np.zeros(self._dimension, np.uint64)
 
     def receive(self, message: Message) -> Answers:
         values, support = self._check(message)
@@ -90,23 +97,13 @@ class PlainServer(ServerSession):
             raise wrong(f"sent a support of {len(support)} coordinates, expected {count}")
         return values, support
 
-    phase_name = Phase.UPDATE
-
     @property
     def coordinates(self) -> int:
         return self._encoding.dimension
 
-    def drop(self, party: int) -> Answers:
-        self._missing.discard(party)
-        return []
-
-    def expire(self) -> Answers:
-        self._missing.clear()
-        return []
-
     @property
-    def done(self) -> bool:
-        return not self._missing
+    def faults(self) -> list[Fault]:
+        return self._faults
 
     @property
     def failed(self) -> bool:
@@ -120,9 +117,6 @@ class PlainServer(ServerSession):
             f"round {self._round}, {self.phase_name}: {self._cohort - len(self._heard)} of {self._cohort} parties are lost, "
             f"with more than {self._tolerated} the sum is not opened"
         )
-
-    def waiting(self) -> tuple[int, ...]:
-        return tuple(sorted(self._missing))
 
     def result(self) -> Sum:
         return Sum(self._encoding.unwrap(self._total), tuple(sorted(self._heard)))

@@ -79,28 +79,15 @@ class RowsParty(PartySession):
 
 
 class RowServer(PlainServer):
-    """Every party's rows into one exact sum. A party whose rows cannot be is dropped; its neighbours in a message stay."""
+    """Every party's rows into one exact sum. A party whose rows cannot be is dropped; its neighbours in a message stay. A row has
+    its number with it whatever the support."""
 
-    def __init__(
-        self,
-        round: int,
-        cohort: tuple[int, ...],
-        encoding: Encoding,
-        dimension: int,
-        own_support: bool = False,
-        most_lost: int | None = None,
-        width: int = 1,
-    ):
-        """A row has its number with it whatever the support, so `own_support` makes no difference."""
-        super().__init__(round, cohort, encoding, dimension, most_lost=most_lost)
-        self._width = width
-        self._rows = encoding.dimension // width
-        self._sum = np.zeros((self._rows, width), np.int64)
-        self._faults: list[Fault] = []
+    def _zeros(self) -> np.ndarray:
+        return np.zeros((self._rows, self._width), np.int64)
 
     @property
-    def faults(self) -> list[Fault]:
-        return self._faults
+    def _rows(self) -> int:
+        return self._dimension // self._width
 
     def receive(self, message: Message) -> Answers:
         message = self._check_shape(message)
@@ -170,7 +157,7 @@ class RowServer(PlainServer):
             places = csc_array(
                 (np.ones(chosen.size, np.int64), chosen, np.arange(chosen.size + 1)), shape=(self._rows, chosen.size)
             )
-            self._sum += places @ values[first : first + CHUNK].astype(np.int64)
+            self._total += places @ values[first : first + CHUNK].astype(np.int64)
 
     def result(self) -> Sum:
-        return Sum(self._sum.reshape(-1), tuple(sorted(self._heard)))
+        return Sum(self._total.reshape(-1), tuple(sorted(self._heard)))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from fedmpi.aggregation.base import Answers, Forwarding, PartySession, ServerSession, Sum
+from fedmpi.aggregation.base import Answers, Forwarding, Listening, PartySession, ServerSession, Sum
 from fedmpi.errors import ProtocolError, WireError
 from fedmpi.wire.message import Message
 from fedmpi.wire.messages import SupportProposal, SupportUnion
@@ -16,14 +16,15 @@ from fedmpi.wire.phases import Phase
 from fedmpi.wire.support import decode_support, encode_support
 
 
-class Proposals(ServerSession):
+class Proposals(Listening):
     """The first half: everybody's coordinates."""
 
     phase_name = Phase.SUPPORT
     coordinates = 0
 
     def __init__(self, cohort: tuple[int, ...], dimension: int):
-        self._missing, self._dimension = set(cohort), dimension
+        super().__init__(cohort)
+        self._dimension = dimension
         self.heard: dict[int, np.ndarray] = {}
 
     def receive(self, message: Message) -> Answers:
@@ -40,21 +41,6 @@ class Proposals(ServerSession):
             raise wrong(str(error)) from None
         return self.drop(message.party)
 
-    def drop(self, party: int) -> Answers:
-        self._missing.discard(party)
-        return []
-
-    def expire(self) -> Answers:
-        self._missing.clear()
-        return []
-
-    def waiting(self) -> tuple[int, ...]:
-        return tuple(sorted(self._missing))
-
-    @property
-    def done(self) -> bool:
-        return not self._missing
-
     def result(self) -> Sum:
         raise ProtocolError("the support is not a sum", phase=Phase.SUPPORT)
 
@@ -66,15 +52,6 @@ class UnionServer(Forwarding):
         super().__init__(self._proposals)
         self._round, self._cohort, self._dimension, self._follow = round, cohort, dimension, follow
         self._union = np.zeros(0, np.int64)
-
-    def receive(self, message: Message) -> Answers:
-        return self._onwards(super().receive(message))
-
-    def drop(self, party: int) -> Answers:
-        return self._onwards(super().drop(party))
-
-    def expire(self) -> Answers:
-        return self._onwards(super().expire())
 
     def _onwards(self, answers: Answers) -> Answers:
         """Once everybody has spoken or is gone: the union to those who spoke, and the aggregation without the others."""
