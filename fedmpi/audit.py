@@ -154,16 +154,16 @@ def attack_party(
     method: Factorisation, items: np.ndarray, rows_sent: list[np.ndarray], gradients: list[np.ndarray]
 ) -> np.ndarray:
     """What one party's gradients of these items show, round by round: its ratings, or its masked ones."""
-    layout, rule, settings = method.layout, method.rule, method.settings
+    layout, solver, settings = method.layout, method.solver, method.settings
     first = layout.width - layout.factors
-    if layout.biased and rule.solver != "steps":
+    if layout.biased and solver.kind != "steps":
         rows, sent = rows_sent[0][items], gradients[0]
         w = np.column_stack((np.ones(len(items)), layout.q(rows)))
-        penalties = rule.penalties(w.shape[1])
-        if rule.solver == "posterior":
-            penalties[1:] += rule.variances(layout.counts(rows)).sum()
+        penalties = solver.penalties(w.shape[1])
+        if solver.kind == "posterior":
+            penalties[1:] += solver.variances(layout.counts(rows)).sum()
         return leak_from_errors(w, layout.bias(rows), -sent[:, first - 1], penalties)
-    regularisation = settings.item_reg if rule.solver == "steps" else 0.0
+    regularisation = settings.item_reg if solver.kind == "steps" else 0.0
     columns = slice(first - layout.biased, None)
     seen = [Observation(rows[items][:, columns], sent[:, columns]) for rows, sent in zip(rows_sent, gradients)]
     grid = None if isinstance(method, Masked) else _grid(method)
@@ -181,7 +181,7 @@ def sum_figures(method: Factorisation, observed: Observed) -> dict:
     ]
     found = {"exposure": exposure, "min_raters": method.settings.min_raters}
     found["rows_of_one_rater"] = int(np.sum(trained & (counts == 1)))
-    if method.rule.solver == "steps" and not method.layout.biased:
+    if method.solver.kind == "steps" and not method.layout.biased:
         columns = slice(method.layout.counted, None)
         seen = [Observation(r[:, columns], s[:, columns]) for r, s in zip(observed.rows, observed.sums)]
         grid = None if isinstance(method, Masked) else _grid(method)
@@ -232,7 +232,7 @@ def _difference(method: Factorisation, replay: Replay, party: int) -> dict[str, 
     items = rated_rows(gradients[:, layout.counted :], quiet)
     try:
         read = attack_party(method, items, [rows], [gradients[items]])
-        if layout.biased and method.rule.solver != "steps" and not isinstance(method, Masked):
+        if layout.biased and method.solver.kind != "steps" and not isinstance(method, Masked):
             read = level_on_grid(read, _grid(method))
     except Undetermined:
         read = np.full(len(items), np.nan)

@@ -49,6 +49,8 @@ Count = Annotated[int, Range(least=1)]
 CountOrZero = Annotated[int, Range(least=0)]
 Fraction = Annotated[float, Range(over=0, most=1)]
 
+MOST_ROUNDS = 2**32 - 1  # that a message can name, see fedmpi.wire.frame
+
 
 @dataclass(frozen=True)
 class Run:
@@ -58,7 +60,7 @@ class Run:
     """settings to start from: see `fedmpi --presets`"""
     method: str = "dp-pfeddsu"
     """what is trained and shared"""
-    rounds: Count = 30
+    rounds: Annotated[int, Range(least=1, most=MOST_ROUNDS)] = 30
     """T, global rounds"""
     parties: Count = 20
     """N, logical clients; more than client ranks means several on each rank"""

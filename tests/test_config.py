@@ -302,3 +302,12 @@ def test_help_does_not_import_torch():
         "try: resolve(['--help'])\nexcept SystemExit: pass\nsys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_run_has_no_more_rounds_than_a_message_can_name():
+    from fedmpi.config import MOST_ROUNDS
+    from fedmpi.wire.frame import MAX_ROUND
+
+    assert MOST_ROUNDS == MAX_ROUND
+    with pytest.raises(ConfigError, match="rounds = 4.29497e.09: must be"):
+        resolve(["--rounds", str(MAX_ROUND + 1)])

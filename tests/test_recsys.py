@@ -16,7 +16,7 @@ from fedmpi.errors import ConfigError, ProtocolError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.privacy.mechanism import Cut
 from fedmpi.recsys.buckets import buckets
-from fedmpi.recsys.factors import Parties, Rule, predict
+from fedmpi.recsys.factors import Parties, Solver, predict
 from fedmpi.recsys.layout import Layout
 from fedmpi.recsys.models import FactorisationMachine, Linear, Network
 from fedmpi.recsys.private import Fit, fit_all
@@ -79,9 +79,9 @@ def example(solver, *, counted=True, biased=True, seed=0, parties=5, items=12, k
     theta = rng.normal(size=(items, layout.width)).astype(np.float32)
     if counted:
         theta[:, 0] = rng.integers(0, 20, items)
-    rule = Rule(solver, 0.7, 0.7, 4.0, 2, 0.3, biased)
+    made = Solver(solver, 0.7, 0.7, 4.0, 2, 0.3, biased)
     start = rng.normal(size=(parties, k))
-    return Parties(layout, rule, offsets, chosen, start), theta, ratings, start
+    return Parties(layout, made, offsets, chosen, start), theta, ratings, start
 
 
 @pytest.mark.parametrize("biased", [True, False])
@@ -151,7 +151,11 @@ def test_a_partys_bits_do_not_depend_on_who_shares_its_rank(solver):
     for u in (0, 7, 39):
         own = slice(parties.offsets[u], parties.offsets[u + 1])
         alone = Parties(
-            parties.layout, parties.rule, np.array([0, own.stop - own.start]), parties.items[:-1][own], start[u : u + 1]
+            parties.layout,
+            parties.solver,
+            np.array([0, own.stop - own.start]),
+            parties.items[:-1][own],
+            start[u : u + 1],
         )
         values, _ = alone.gradients(theta, ratings[own])
         assert np.array_equal(values, together[own])

@@ -10,7 +10,7 @@ from fedmpi.config import Count, CountOrZero, NonNegative, Positive, Range
 from fedmpi.errors import ConfigError
 from fedmpi.privacy.mechanism import ExactRows
 from fedmpi.recsys.base import RatingMethod
-from fedmpi.recsys.factors import Parties, Rule, predict
+from fedmpi.recsys.factors import Parties, Solver, predict
 from fedmpi.recsys.layout import COUNT, Layout, curvature
 from fedmpi.recsys.private import item_features
 from fedmpi.recsys.steps import Adam, Counted, Sgd, StepSettings
@@ -66,7 +66,7 @@ class Factorisation(RatingMethod):
         counted = settings.optimizer == "counted" or settings.min_raters > 1
         self.layout = Layout(store.num_items, settings.factors, counted, settings.item_bias)
         self.sends = ExactRows(self.layout.width)
-        self.rule = Rule(
+        self.solver = Solver(
             settings.party_solver,
             settings.party_reg,
             settings.offset_reg,
@@ -128,12 +128,12 @@ class Factorisation(RatingMethod):
         super().host(parties)
         self.fit_private_models()
         start = np.zeros((self.block.parties, self.layout.factors))
-        if self.rule.solver == "steps":
+        if self.solver.kind == "steps":
             settings = self.settings
             for index, party in enumerate(parties):
                 drawn = self.rng("factors", party).standard_normal(self.layout.factors)
                 start[index] = settings.factor_mean + settings.factor_start * drawn
-        self.parties = Parties(self.layout, self.rule, self.block.train_offsets, self.block.train_items, start)
+        self.parties = Parties(self.layout, self.solver, self.block.train_offsets, self.block.train_items, start)
 
     def row_updates(self, parties, theta, round):
         rows = self.layout.rows(theta)
@@ -182,7 +182,7 @@ class Factorisation(RatingMethod):
         counts = layout.counts(summed if counting else rows) if layout.counted else None
         if not (counting and self.least_raters):
             gradient = summed[:, layout.counted :].copy()
-            if self.rule.solver != "steps":  # there the regularisation is in what the parties send
+            if self.solver.kind != "steps":  # there the regularisation is in what the parties send
                 self.steps_done += 1
                 q, b = self.pulled_to(rows, counts)
                 gradient[:, -layout.factors :] += settings.item_reg * (layout.q(rows) - q)
@@ -212,7 +212,7 @@ class Factorisation(RatingMethod):
 
     def _factors(self, rows: np.ndarray) -> np.ndarray:
         """The exact factors for the model at hand; as printed, the ones that the last round left."""
-        return self.parties.z if self.rule.solver == "steps" else self.parties.solve(rows, self.targets)
+        return self.parties.z if self.solver.kind == "steps" else self.parties.solve(rows, self.targets)
 
     # ---- what a finished run leaves ----
 

@@ -20,10 +20,10 @@ from fedmpi.recsys.layout import Layout, curvature
 
 
 @dataclass(frozen=True)
-class Rule:
+class Solver:
     """How a party works; the same for all."""
 
-    solver: str  # steps, ridge, posterior
+    kind: str  # steps, ridge, posterior
     party_reg: float  # lambda of p_u; under posterior the noise variance sigma^2
     offset_reg: float  # lambda of a_u
     item_reg: float  # lambda of q_i
@@ -45,9 +45,9 @@ class Rule:
 class Parties:
     """The factors of a rank's parties, [a_u, p_u] a row, and the work on them."""
 
-    def __init__(self, layout: Layout, rule: Rule, offsets: np.ndarray, items: np.ndarray, start: np.ndarray):
+    def __init__(self, layout: Layout, solver: Solver, offsets: np.ndarray, items: np.ndarray, start: np.ndarray):
         """`start`: (parties, k) p_u before round 1."""
-        self.layout, self.rule = layout, rule
+        self.layout, self.solver = layout, solver
         self.offsets = offsets
         self.items = padded(items.astype(np.int64), layout.items)
         self.buckets = buckets(offsets)
@@ -92,19 +92,19 @@ class _Work:
     """One round's item rows and ratings, ready for any bucket."""
 
     def __init__(self, parties: Parties, rows: np.ndarray, ratings: np.ndarray):
-        layout, self.rule = parties.layout, parties.rule
+        layout, self.solver = parties.layout, parties.solver
         self.layout, self.z, self.items = layout, parties.z, parties.items
         rows = padded(rows.astype(np.float64))
         # w_i = [1, q_i]: the first coordinate meets the party's offset. Without one it is 0 and a_u stays 0.
-        ones = np.full((len(rows), 1), float(self.rule.offset))
+        ones = np.full((len(rows), 1), float(self.solver.offset))
         ones[-1] = 0.0
         self.w = np.concatenate((ones, layout.q(rows)), axis=1)
         self.bias = layout.bias(rows)
         self.ratings = padded(ratings.astype(np.float64))
-        self.penalties = self.rule.penalties(self.w.shape[1])
+        self.penalties = self.solver.penalties(self.w.shape[1])
         self.variance = None
-        if self.rule.solver == "posterior":
-            self.variance = self.rule.variances(layout.counts(rows))
+        if self.solver.kind == "posterior":
+            self.variance = self.solver.variances(layout.counts(rows))
             self.variance[-1] = 0.0
 
     def gather(self, bucket: Bucket) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +114,7 @@ class _Work:
 
     def factors(self, bucket: Bucket, w: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
         """([a_u, p_u] of the bucket's parties, their covariance if that is asked for)"""
-        if self.rule.solver == "steps":
+        if self.solver.kind == "steps":
             return self._stepped(bucket, w, y), None
         gram = np.matmul(w.transpose(0, 2, 1), w)
         diagonal = np.arange(w.shape[2])
@@ -124,18 +124,18 @@ class _Work:
             return np.linalg.solve(gram, right)[:, :, 0], None
         gram[:, diagonal[1:], diagonal[1:]] += self.variance[bucket.take(self.items)].sum(axis=1)[:, None]
         inverse = np.linalg.inv(gram)
-        return np.matmul(inverse, right)[:, :, 0], self.rule.party_reg * inverse
+        return np.matmul(inverse, right)[:, :, 0], self.solver.party_reg * inverse
 
     def _stepped(self, bucket: Bucket, w: np.ndarray, y: np.ndarray) -> np.ndarray:
         """MMF (7), a descent step; its sum over the party's ratings is divided by their number, or the step would have to
         be as small as the most active party needs."""
         z = self.z[bucket.members]
-        rate = self.rule.rate / bucket.valid.sum(axis=1)[:, None]
+        rate = self.solver.rate / bucket.valid.sum(axis=1)[:, None]
         number = bucket.valid.sum(axis=1)[:, None]
-        for _ in range(self.rule.steps):
+        for _ in range(self.solver.steps):
             error = y - np.matmul(w, z[:, :, None])[:, :, 0]
             z = z - rate * (
-                self.rule.party_reg * number * z - np.matmul(w.transpose(0, 2, 1), error[:, :, None])[:, :, 0]
+                self.solver.party_reg * number * z - np.matmul(w.transpose(0, 2, 1), error[:, :, None])[:, :, 0]
             )
         return z
 
@@ -156,8 +156,8 @@ class _Work:
             eta[:, :, 0] = 1.0
         if layout.biased:
             eta[:, :, first - 1] = -error
-        if self.rule.solver == "steps":
-            eta[:, :, first:] += self.rule.item_reg * w[:, :, 1:]
+        if self.solver.kind == "steps":
+            eta[:, :, first:] += self.solver.item_reg * w[:, :, 1:]
             if layout.biased:
-                eta[:, :, first - 1] += self.rule.item_reg * self.bias[bucket.take(self.items)]
+                eta[:, :, first - 1] += self.solver.item_reg * self.bias[bucket.take(self.items)]
         return eta, error

@@ -40,7 +40,7 @@ class PrivateModels(RatingMethod):
         settings = self.settings
         x = item_features(self.store)
         model = make(self.kind, x.shape[1], settings.mask_rank, settings.mask_hidden)
-        rule = Fit(
+        fit = Fit(
             settings.mask_offset_reg,
             settings.mask_reg,
             settings.mask_inner_reg,
@@ -48,7 +48,7 @@ class PrivateModels(RatingMethod):
             settings.mask_epochs,
             settings.mask_lr,
         )
-        found = fit_all(model, self.block, x, rule, self.rng("private model"))
+        found = fit_all(model, self.block, x, fit, self.rng("private model"))
         return found if self.config.run.keep_parties else dataclasses.replace(found, models=None)
 
     def model_facts(self):
