@@ -17,9 +17,6 @@ class Method(ExtractorMethod):
     def support_size(self) -> int:
         return self.dimension
 
-    def forward_weights(self, theta):
-        return theta
-
     def train_extractor(self, data, head, theta, rng):
         net, rate = self.net, self.settings.ext_lr
         net.load(theta)
