@@ -13,6 +13,13 @@ settings.register_profile("here", deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
 
 
+def pytest_collection_modifyitems(items):
+    """Whatever starts the whole engine is slow: launch/check.sh leaves it out."""
+    for item in items:
+        if "run_in_memory" in item.fixturenames:
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
     """One cache of prepared data for the whole session, away from the user's."""

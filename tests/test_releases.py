@@ -211,10 +211,25 @@ def test_a_line_that_was_cut_short_stands_for_nothing(tmp_path):
     log = written(tmp_path, [Started(terms()), *whole(1)])
     with log.path.open("ab") as stream:
         stream.write(b'{"event": "asked", "rou')
-    again = ReleaseLog.read(tmp_path)
-    assert again.events == log.events
+    assert ReleaseLog.read(tmp_path).events == log.events
+    again = ReleaseLog.go_on(tmp_path, terms())
     again.append(Ended(1))
     assert ReleaseLog.read(tmp_path).events == [*log.events, Ended(1)]
+
+
+def test_nobody_writes_on_where_somebody_else_does(tmp_path):
+    log = written(tmp_path, [Started(terms())])
+    other = ReleaseLog.go_on(tmp_path, terms())
+    other.append(asked(1))
+    with pytest.raises(DataError, match="was changed by somebody else"):
+        log.append(asked(1))
+    assert ReleaseLog.read(tmp_path).events == other.events
+
+
+def test_the_log_of_another_run_is_not_gone_on_with(tmp_path):
+    written(tmp_path, [Started(terms()), *whole(1)])
+    with pytest.raises(DataError, match="log of a run with other settings"):
+        ReleaseLog.go_on(tmp_path, terms(colluding=1))
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,15 @@ class ReleaseLog:
             raise DataError(f"{path} line 1 does not say how releases are made: what was released is unknown")
         return cls(path, events, len(whole))
 
+    @classmethod
+    def go_on(cls, out: Path, terms: Terms) -> ReleaseLog:
+        """To write on where an interruption ended; DataError if it is the log of another run."""
+        log = cls.read(out)
+        if any(isinstance(event, Started) and event.terms != terms for event in log.events):
+            raise DataError(f"{log.path} is the log of a run with other settings: what was released is unknown")
+        os.truncate(log.path, log._size)  # the line that was cut short
+        return log
+
     @property
     def under_secret_noise(self) -> bool:
         """Whether something was asked for that cannot be drawn again, and so counts whatever becomes of the run."""
@@ -153,7 +162,7 @@ class ReleaseLog:
         """On the disk when it returns; then the act may follow."""
         line = unparse(event)
         if self.path.stat().st_size != self._size:
-            os.truncate(self.path, self._size)  # the line that an interruption cut short
+            raise DataError(f"{self.path} was changed by somebody else: what was released is unknown")
         append_line(self.path, line)
         self._size += len(line.encode()) + 1
         self.events.append(event)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedmpi.aggregation.server_end import ServerEnd
-from fedmpi.algorithm import Algorithm, load_method
+from fedmpi.algorithm import Algorithm, folder_of, load_method
 from fedmpi.config import Config, check, from_dict
 from fedmpi.data.cache import cache_folder
 from fedmpi.data.images.spec import PartitionSpec
@@ -98,22 +98,31 @@ def open_store(config: Config) -> Prepared | None:
     return spec.open(prepare(spec, cache_folder(config.data.cache_dir) / "prepared"))
 
 
+def check_method(config: Config) -> type[Algorithm]:
+    """The class of the method, if it can do what is asked of it; no data is read and torch is not imported for it."""
+    name, dataset, settings = config.run.method, config.data.dataset, config.aggregation
+    method = load_method(name)
+    rates = method.task == "recommendation"
+    if folder_of(name) and (dataset == "none" or rates != (dataset in RATING_SETS)):
+        wanted = ", ".join(RATING_SETS) if rates else "an image set"
+        raise ConfigError(f"dataset = {dataset}: not for method {name}, which takes {wanted}")
+    if settings.support not in method.supports:
+        raise ConfigError(f"support = {settings.support}: method {name} takes {', '.join(method.supports)}")
+    if settings.clear_rule and not method.chooses_clear:
+        raise ConfigError(
+            f"clear_rule = {settings.clear_rule}: method {name} has no mask to judge; list --clear-parties"
+        )
+    check_epsilon(method.sends, config.privacy.epsilon, name)
+    return method
+
+
 def algorithm(config: Config, device: str | None = None) -> Algorithm:
     """The method over this rank's data. The server names its device: it trains nothing and takes no GPU from a client."""
     # Thread counts are read when torch is first imported, so they are set before.
     threads = thread_count(config, os.environ)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[name] = str(threads)
-    method = load_method(config.run.method)
-    if config.aggregation.support not in method.supports:
-        raise ConfigError(
-            f"support = {config.aggregation.support}: method {config.run.method} takes {', '.join(method.supports)}"
-        )
-    if config.aggregation.clear_rule and not method.chooses_clear:
-        raise ConfigError(
-            f"clear_rule = {config.aggregation.clear_rule}: method {config.run.method} has no mask to judge; list --clear-parties"
-        )
-    store = open_store(config)
+    method, store = check_method(config), open_store(config)
     if store is not None and store.task != method.task:
         raise ConfigError(
             f"dataset = {config.data.dataset}: not for method {config.run.method}, a {method.task} method"
@@ -189,8 +198,9 @@ def terms(config: Config, mechanism: Mechanism) -> Terms:
 
 def releases(config: Config, mechanism: Mechanism, resume_round: int, position: dict | None) -> Releases:
     """The run's log of releases, begun or gone on with; `position`: what it held when the checkpoint was made."""
-    log = ReleaseLog.read(config.out) if config.run.resume else ReleaseLog.create(config.out)
+    given = terms(config, mechanism)
+    log = ReleaseLog.go_on(config.out, given) if config.run.resume else ReleaseLog.create(config.out)
     if position is not None:
         log.check_covers(position)
-    log.append(Started(terms(config, mechanism), resume_round))
+    log.append(Started(given, resume_round))
     return Releases(log)

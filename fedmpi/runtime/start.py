@@ -8,10 +8,8 @@ from typing import NamedTuple
 
 from fedmpi.aggregation import dropout
 from fedmpi.aggregation.protocol import ProtocolRules, chosen_clear
-from fedmpi.algorithm import folder_of
 from fedmpi.cli import resolve
 from fedmpi.config import Config
-from fedmpi.data.ratings.catalog import RATING_SETS
 from fedmpi.errors import ConfigError
 from fedmpi.privacy.accountant import calibrate
 from fedmpi.report.record import Record, free_folder, interrupted
@@ -42,7 +40,8 @@ def prepare_run(argv: list[str], ranks: int, transport: str) -> Start:
 
 
 def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | None = None) -> Start:
-    _check_method(config)
+    if build.check_method(config).task == "recommendation":
+        build.algorithm(config)  # quick, and it knows what else it cannot work with; torch would hold up every rank
     placement = Placement(config.run.parties, ranks)
     dropout.parse(config.aggregation.dropout, config.run.seed, config.run.parties)
     if not (config.aggregation.aggregation == "hybrid" and config.aggregation.clear_rule):
@@ -79,17 +78,6 @@ def _start(config: Config, placement: Placement, record: Record, unfinished: Pat
             "count; --resume goes on with it"
         )
     return Start(build.Orders(config, multiplier, secrets.token_hex(16), resume_round), placement, record)
-
-
-def _check_method(config: Config) -> None:
-    """What can be said about a method before the others wait for it: importing torch here would hold up every rank."""
-    folder, dataset = folder_of(config.run.method), config.data.dataset
-    rates = folder == "fedmpi.recsys.methods"
-    if folder and (dataset == "none" or rates != (dataset in RATING_SETS)):
-        wanted = ", ".join(RATING_SETS) if rates else "an image set"
-        raise ConfigError(f"dataset = {dataset}: not for method {config.run.method}, which takes {wanted}")
-    if rates:
-        build.algorithm(config)  # quick, and it knows what else it cannot work with
 
 
 def _choose_folder(config: Config) -> Config:
