@@ -27,7 +27,7 @@ from benchmarks.common import arguments, machine, save, show_machine
 from benchmarks.launch import KeptJobs
 from fedmpi.algorithm import load_method
 from fedmpi.privacy.accountant import calibrate
-from fedmpi.privacy.statement import noise_to_signal
+from fedmpi.privacy.mechanism import noise_to_signal
 
 DELTA = 1e-5
 COMMON = (

@@ -30,6 +30,13 @@ Kind = TypeVar("Kind", bound="Mechanism")
 Draw = Callable[[str], WordSource]  # the source of randomness for a purpose: "rounding", "noise"
 
 
+def noise_to_signal(sigma: float, q: float, parties: int, coordinates: int, rounds: int) -> float:
+    """R: the norm that noise adds up to over a run, sigma C/(qN) sqrt(rounds coordinates), over the furthest that clipped mean
+    updates can go, rounds C. It knows nothing of the data. Noise has no direction and updates may have one, so something can
+    be learnt above 1, though not far above."""
+    return sigma * math.sqrt(coordinates) / (q * parties * math.sqrt(rounds))
+
+
 # ---- what is done ----
 
 
@@ -75,10 +82,8 @@ class Mechanism(ABC):
         return sum_multiplier(share * math.sqrt(max(0, parties)), divergence, coordinates)
 
     def noise_to_signal(self, sampling: float, parties: int, rounds: int) -> float:
-        """R: the norm that noise adds up to over a run, sigma C/(qN) sqrt(rounds coordinates), over the furthest that clipped
-        mean updates can go, rounds C. It knows nothing of the data. Noise has no direction and updates may have one, so
-        something can be learnt above 1, though not far above."""
-        return self.summed * math.sqrt(self.encoding.dimension) / (sampling * parties * math.sqrt(rounds))
+        """R of a run, see `noise_to_signal`."""
+        return noise_to_signal(self.summed, sampling, parties, self.encoding.dimension, rounds)
 
     def opening(self, sampling: float, parties: int, rounds: int) -> str:
         """The line about noise that is printed before a run starts."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmpi.crypto.keys import SELF_MASK, Agreement, derive, opens, public_key, verify
 from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
-from fedmpi.crypto.shamir import decode, decode_share, int_to_secret, is_share, lagrange_weights, reconstruct
+from fedmpi.crypto.shamir import decode_share, is_share
 from fedmpi.errors import CryptoError, Fault, ProtocolError
 from fedmpi.secagg.messages import (
     AdvertiseKeys,
@@ -34,6 +34,7 @@ from fedmpi.secagg.messages import (
     UnmaskRequest,
     Unopened,
 )
+from fedmpi.secagg.opening import Opening
 from fedmpi.secagg.pairs import mask_key
 from fedmpi.secagg.rules import Meter, Rules, no_meter, round_name, share_points
 from fedmpi.wire.bits import PackedSum, packed_size
@@ -102,7 +103,7 @@ class SecAggServer:
         self._inputs: dict[int, bytes] = {}  # U3
         self._signatures: dict[int, bytes] = {}  # U4
         self._answers: dict[int, Unmask] = {}  # U5
-        self._weight_cache: dict[tuple[int, ...], list[int]] = {}
+        self._opening = Opening(rules.threshold)
         self._total: NDArray[np.uint64] | None = None
 
     # ---- what the round asks of it ----
@@ -377,48 +378,22 @@ class SecAggServer:
     def _open(self, owner: int, opened: dict[int, dict[int, Answer]]) -> bytes:
         """b_u of a survivor or s_u^SK of a dropped party, checked against what it committed to."""
         places = share_points(owner, self._alive_neighbours(owner, self._keys))
-        points, shares, who = [], [], []
+        shares = {}
         for holder in self._holders(owner, self._answers):
             answer = opened[holder][owner]
             if isinstance(answer, Unopened):
                 self.faults.append(Fault(holder, Phase.UNMASK, f"could not open the bundle of party {owner}"))
-                continue
-            points.append(places[holder])
-            shares.append(decode_share(answer.share))
-            who.append(holder)
-        t = self.rules.threshold
-        if len(shares) < t:
-            raise CryptoError(f"{len(shares)} shares of party {owner} came back, the threshold is {t}")
-        secret = self._checked(owner, reconstruct(self._weights(tuple(points[:t])), shares[:t]))
-        if secret is None:
-            unknown = f"the shares of party {owner} do not fit its commitment, and there are too few to tell who lied"
-            if len(shares) == t:  # which lie on some polynomial: the dealer must not be blamed for a holder's lie
-                raise CryptoError(unknown)
-            try:
-                value, liars = decode(points, shares, t)
-            except CryptoError:
-                raise CryptoError(unknown) from None
-            what = f"sent a wrong share of party {owner}"
-            self.faults += [Fault(who[position], Phase.UNMASK, what) for position in liars]
-            secret = self._checked(owner, value)
-            if secret is None:
-                raise CryptoError(f"party {owner} shared another secret than it committed to")
+            else:
+                shares[holder] = places[holder], decode_share(answer.share)
+        secret, liars = self._opening.open(owner, shares, lambda secret: self._committed(owner, secret))
+        what = f"sent a wrong share of party {owner}"
+        self.faults += [Fault(holder, Phase.UNMASK, what) for holder in liars]
         return secret
 
-    def _weights(self, points: tuple[int, ...]) -> list[int]:
-        """Lagrange weights, computed once per set of points and reused for every secret that is shared at them."""
-        if points not in self._weight_cache:
-            self._weight_cache[points] = lagrange_weights(points)
-        return self._weight_cache[points]
-
-    def _checked(self, owner: int, value: int) -> bytes | None:
-        try:
-            secret = int_to_secret(value)
-        except CryptoError:
-            return None
+    def _committed(self, owner: int, secret: bytes) -> bool:
         if owner in self._inputs:
-            return secret if opens(self._shared[owner].commitment, secret, self.rules.context(owner)) else None
-        return secret if public_key(secret) == self._keys[owner].mask_key else None
+            return opens(self._shared[owner].commitment, secret, self.rules.context(owner))
+        return public_key(secret) == self._keys[owner].mask_key
 
     def _wrong(self, message: Message, what: str) -> ProtocolError:
         return ProtocolError(what, party=message.party, phase=message.PHASE)
