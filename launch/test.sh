@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Sets everything up in .venv (once) and runs all tests: plain pytest, then tests/mpi on 2, 3 and 5 ranks.
+# Sets everything up in .venv (once) and runs all tests: launch/check.sh with all its examples, the slow tests, then tests/mpi on
+# 2, 3 and 5 ranks.
 set -euo pipefail
 . "$(dirname "$0")/setup.sh"
 set_up "test,images"
@@ -7,8 +8,8 @@ if [ "$(id -u)" = 0 ]; then
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
 export OMP_NUM_THREADS=1
-run ruff check --line-length 120 --select E,F,I,UP,B --ignore E501,B905 .
-run python -m pytest -q
+FEDMPI_EXAMPLES="${CI:+ci}" run ./launch/check.sh
+run python -m pytest -q -m slow
 for ranks in 2 3 5; do
     # Only rank 0 reports: five copies of the same lines help nobody.
     run mpirun -n "$ranks" python tests/mpi/run.py

@@ -10,7 +10,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No deadline anywhere: how long an example takes says how busy the machine is.
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("here", deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") else "here")
+settings.register_profile("quick", derandomize=True, deadline=None, max_examples=15)  # launch/check.sh
+settings.load_profile(os.environ.get("FEDMPI_EXAMPLES") or ("ci" if os.environ.get("CI") else "here"))
 
 
 def pytest_collection_modifyitems(items):

@@ -19,6 +19,8 @@ from fedmpi.attacks.gradient_leak import (
 from fedmpi.attacks.sums import exposure_by_raters, leak_from_sum
 from fedmpi.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 GRID = np.arange(1.0, 6.0)
 LAMBDA = 0.05
 K = 20

@@ -9,6 +9,8 @@ import pytest
 from fedmpi.algorithm import folder_of
 from fedmpi.cli import resolve
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 # One starts MPI by being imported and runs under mpirun; two run under another Python, which has Surprise or Flower.
 ELSEWHERE = ("transport", "recsys_surprise", "rounds_flower")

@@ -18,7 +18,7 @@ from fedmpi import __version__
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
 MPIRUN = shutil.which("mpirun", path=f"{BIN}:{os.environ.get('PATH', '')}")
-pytestmark = [pytest.mark.launch, pytest.mark.skipif(MPIRUN is None, reason="no mpirun")]
+pytestmark = [pytest.mark.launch, pytest.mark.slow, pytest.mark.skipif(MPIRUN is None, reason="no mpirun")]
 LIMIT = 120  # seconds; far above what any of these needs, so that a hang is a failure and not a stuck suite
 FAILING = [*TOY, "--parties", "4"]
 SMALL = "--rounds 2 --parties 4 --head-epochs 2 --ext-epochs 1 --local-epochs 0 --samples-per-party 20 --preset demo-20".split()

@@ -23,6 +23,8 @@ from fedmpi.runtime import build
 from fedmpi.vision.reparam import kept
 from fedmpi.vision.training import PartyData, batches
 
+pytestmark = pytest.mark.slow
+
 METHODS = method_names(("fedmpi.vision.methods",))
 
 

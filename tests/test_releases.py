@@ -21,10 +21,10 @@ from fedmpi.privacy.releases import (
     Failed,
     Opened,
     ReleaseLog,
+    Shown,
     Started,
     Stepped,
     Terms,
-    Tested,
     parse,
     parties_of,
     ranges,
@@ -120,7 +120,7 @@ def test_colluders_who_open_any_input_see_the_updates_of_all():
 
 
 def test_what_is_repeated_counts_again_under_secret_noise_and_not_under_a_seed():
-    events = [*whole(1), *whole(2), asked(3), Opened(3, EVERYONE, 100), Tested(2, "party")]
+    events = [*whole(1), *whole(2), asked(3), Opened(3, EVERYONE, 100), Shown(2, "party")]
     secret = fold([Started(terms()), *events, Started(terms(), 1), *whole(2)])
     assert secret.outside.rounds == 3 and secret.server.joined() == [4] * 6
     seeded = fold([Started(terms(entropy="seeded")), *events, Started(terms(entropy="seeded"), 1), *whole(2)])
@@ -138,10 +138,10 @@ def test_a_round_without_a_sum_ends_amplification(failure):
 def test_the_least_protected_figures_decide():
     account = fold([Started(terms())])
     assert account.figures == "none"
-    account.take(Tested(0, "securesum"))
+    account.take(Shown(0, "securesum"))
     assert account.figures == "securesum"
     account.take(asked(1, figures=True))
-    account.take(Tested(1, "securesum"))
+    account.take(Shown(1, "securesum"))
     assert account.figures == "party" and account.statement().epsilon_server is None
 
 

@@ -21,6 +21,8 @@ from fedmpi.privacy.releases import Asked, Stepped
 from fedmpi.runtime import build, schedule
 from fedmpi.wire.messages import Train
 
+pytestmark = pytest.mark.slow
+
 DELTA = 1e-5
 
 

@@ -13,6 +13,8 @@ from fedmpi.secagg import messages as m
 from fedmpi.wire.frame import FRAMING
 from fedmpi.wire.messages import decode, encode
 
+pytestmark = pytest.mark.slow
+
 PER_STEP = 7_000  # times 7 kinds of message passive, 9 active: 112,000
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SUBMIT = ROOT / "launch" / "slurm" / "paper_table.sh"
 SMALL = "--dataset digits --network cnn --rounds 2 --samples-per-party 20 --shrink 1"

@@ -159,6 +159,7 @@ def result(ranks: int, flags: str, folder: Path) -> dict:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases())
 def test_a_run_is_as_it_was(name, tmp_path, cache, monkeypatch):
     saved = json.loads(TABLE.read_text())

@@ -21,6 +21,8 @@ from fedmpi.vision.models import ResNet20, SmallCNN, build_extractor, initialise
 from fedmpi.vision.reparam import kept, public_support, sparse_spans, topk_masks
 from fedmpi.vision.training import Head, batches
 
+pytestmark = pytest.mark.slow
+
 
 def count(module):
     return sum(parameter.numel() for parameter in module.parameters())

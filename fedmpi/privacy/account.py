@@ -13,7 +13,7 @@ import numpy as np
 
 from fedmpi.errors import DataError
 from fedmpi.privacy.accountant import Accountant, CohortView
-from fedmpi.privacy.releases import Asked, Ended, Event, Failed, Opened, ReleaseLog, Started, Stepped, Terms, Tested
+from fedmpi.privacy.releases import Asked, Ended, Event, Failed, Opened, ReleaseLog, Shown, Started, Stepped, Terms
 from fedmpi.privacy.statement import Spent, Statement, state
 
 # The factor on the sensitivity. Towards rank 0 an update in the clear is compared with any other one: 2C. A sum has it, or zero.
@@ -77,7 +77,7 @@ class Account:
         elif isinstance(event, Failed):
             self._of(event)
             self.lost, self._asked = True, None  # that there was no sum says something of who was drawn
-        elif isinstance(event, Tested):
+        elif isinstance(event, Shown):
             self._show(event.figures)
         elif isinstance(event, Ended):
             self.ended = True

@@ -90,7 +90,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Tested:
+class Shown:
     """Everybody's test figures leave: each party's own, or their sum."""
 
     round: int
@@ -104,7 +104,7 @@ class Ended:
     round: int
 
 
-Event = Started | Asked | Opened | Stepped | Failed | Tested | Ended
+Event = Started | Asked | Opened | Stepped | Failed | Shown | Ended
 EVENTS: dict[str, type[Any]] = {kind.__name__.lower(): kind for kind in typing.get_args(Event)}
 
 

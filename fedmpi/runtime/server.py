@@ -16,7 +16,7 @@ from fedmpi.algorithm import Algorithm
 from fedmpi.errors import ProtocolError
 from fedmpi.privacy.account import Releases
 from fedmpi.privacy.mechanism import Mechanism
-from fedmpi.privacy.releases import Asked, Ended, Failed, Opened, Stepped, Tested
+from fedmpi.privacy.releases import Asked, Ended, Failed, Opened, Shown, Stepped
 from fedmpi.report.record import Record
 from fedmpi.report.savings import hybrid_savings
 from fedmpi.runtime import build, checkpoint, keep, schedule
@@ -213,7 +213,7 @@ class Server:
             if self.config.run.keep_parties and round == self.config.run.rounds:
                 self.send_model(Evaluate, round, everyone)  # for the parts that they keep; nobody answers
             return None
-        self.releases.note(Tested(round, shown))
+        self.releases.note(Shown(round, shown))
         self.send_model(Evaluate, round, everyone)
         with self.watch("evaluation" if round else "references"):
             if shown == "securesum":
