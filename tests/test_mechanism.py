@@ -110,6 +110,20 @@ def test_nor_by_declaring_a_vector_and_sending_rows(run):
         run("toy_rows:Claims", "--epsilon 1 --entropy os")
 
 
+@pytest.mark.parametrize(
+    "method, said",
+    [
+        ("Unasked", "party 5, local work: the method worked for it unasked, or twice"),
+        ("Twice", "party [02], local work: the method worked for it unasked, or twice"),
+        ("Lazy", "party 1, local work: the method gave no update of it"),
+    ],
+)
+def test_work_is_for_those_who_were_asked_once_each(method, said, run):
+    """What nobody was asked for is in no log, and would count for nothing."""
+    with pytest.raises(ProtocolError, match=said):
+        run(f"toy_parties:{method}", "--epsilon 1 --entropy os")
+
+
 def test_nor_by_declaring_rows_and_sending_a_vector(run):
     with pytest.raises(ProtocolError, match="declared that it sends ExactRows, and gave LocalUpdate"):
         run("toy_rows:Vectors", "--epsilon inf")

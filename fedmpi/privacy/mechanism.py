@@ -43,9 +43,7 @@ def noise_to_signal(sigma: float, q: float, parties: int, coordinates: int, roun
 @dataclass(frozen=True)
 class Mechanism(ABC):
     encoding: Encoding
-    own_coordinates: bool = (
-        False  # the party's data choose which coordinates are sent: noise on the values does not cover that
-    )
+    own_coordinates: bool = False  # chosen by the party's data, which noise on the values does not cover
     multiplier: float = 0.0  # sigma: noise of the whole sum over its sensitivity; 0: none
     margin: float = 0.0  # share of the cohort whose noise may be lost
     width: int = 1  # of a row, where rows are sent

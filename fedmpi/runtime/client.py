@@ -136,14 +136,20 @@ class Client:
             self.depart(leaving)
 
     def local_work(self, model: Train) -> Iterator[LocalUpdate | RowUpdates]:
-        """The method's own iteration, with its time."""
-        work = iter(self.algorithm.local_work(model.parties, model.theta, model.round))
+        """The method's own iteration, with its time. It is for those who were asked, once each: nobody else's work leaves."""
+        work, missing = iter(self.algorithm.local_work(model.parties, model.theta, model.round)), set(model.parties)
         while True:
             with self.watch("local work"):
                 done = next(work, None)
             if done is None:
-                return
+                break
+            for party in done.parties:
+                if party not in missing:
+                    raise ProtocolError("the method worked for it unasked, or twice", party=party, phase="local work")
+                missing.remove(party)
             yield done
+        if missing:
+            raise ProtocolError("the method gave no update of it", party=min(missing), phase="local work")
 
     def fill(self, asked: Fill) -> None:
         """Take part with noise alone. A Train of the same round comes before it."""

@@ -50,3 +50,22 @@ class Longer(Steady):
 
     def work(self, party, theta, round):
         return LocalUpdate(party, np.ones(COORDINATES + 1), None, dict.fromkeys(self.report_columns, 0.0))
+
+
+class Unasked(Steady):
+    """Works for a party of another rank as well."""
+
+    def local_work(self, parties, theta, round):
+        return (self.work(party, theta, round) for party in (*parties, 5))
+
+
+class Twice(Steady):
+    def local_work(self, parties, theta, round):
+        return (self.work(party, theta, round) for party in (*parties, parties[0]))
+
+
+class Lazy(Steady):
+    """Leaves party 1 out."""
+
+    def local_work(self, parties, theta, round):
+        return (self.work(party, theta, round) for party in parties if party != 1)
