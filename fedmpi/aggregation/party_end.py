@@ -13,7 +13,7 @@ from fedmpi.config import Config
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.secagg.party import Identity, SecAggParty
 from fedmpi.secagg.rules import Meter, no_meter
-from fedmpi.wire.phases import Purpose
+from fedmpi.wire.phases import Phase, Purpose
 
 
 class PartyEnd:
@@ -60,4 +60,4 @@ class PartyEnd:
 
     def misses(self, round: int, party: int) -> bool:
         """Whether the plan has the party's update in the clear never come."""
-        return self._plan.misses(round, party, "update")
+        return self._plan.misses(round, party, Phase.UPDATE)

@@ -16,8 +16,8 @@ from fedmpi.errors import ConfigError, ProtocolError
 from fedmpi.privacy.mechanism import Mechanism
 from fedmpi.runtime import build, checkpoint, keep, schedule
 from fedmpi.runtime.departures import DEPARTURES, Leaving
-from fedmpi.runtime.memory import proportional_set_size
 from fedmpi.runtime.stopwatch import Stopwatch
+from fedmpi.runtime.tallies import proportional_set_size
 from fedmpi.secagg.party import Identity
 from fedmpi.secagg.pki import read_identity, read_public
 from fedmpi.secagg.rules import Meter

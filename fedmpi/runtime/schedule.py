@@ -8,6 +8,7 @@ from fedmpi.config import Config
 from fedmpi.errors import ProtocolError
 from fedmpi.randomness.sources import source
 from fedmpi.randomness.words import WordSource, bernoulli
+from fedmpi.wire.phases import Phase
 
 
 def cohort(config: Config, round: int) -> tuple[int, ...]:
@@ -62,7 +63,7 @@ def check_cohort(config: Config, cohort: int, hidden: int) -> None:
         raise ProtocolError(
             f"rank 0 announced a cohort of {cohort} with {hidden} hidden; {kind} aggregation among {parties} parties has "
             f"{fewest} to {parties}, and no hidden one or {least} at least",
-            phase="model",
+            phase=Phase.MODEL,
         )
 
 

@@ -6,6 +6,7 @@ import secrets
 from pathlib import Path
 from typing import NamedTuple
 
+from fedmpi import HOW
 from fedmpi.aggregation import dropout
 from fedmpi.aggregation.protocol import ProtocolRules, chosen_clear
 from fedmpi.cli import resolve
@@ -32,10 +33,7 @@ def prepare_run(argv: list[str], ranks: int, transport: str) -> Start:
         os.environ["TERM"] = "dumb"  # or --help is coloured by its library, which sees a pseudo-terminal
     config = resolve(argv)
     if ranks < 2:
-        raise ConfigError(
-            "one rank is not enough; start it as: mpirun -n 21 python -m fedmpi.main [OPTIONS] "
-            "(rank 0 serves, 20 clients), or ./launch/local.sh -n 21"
-        )
+        raise ConfigError(f"one rank is not enough; {HOW}")
     return start_run(config, ranks, transport)
 
 

@@ -4,11 +4,18 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
+import psutil
 
-from fedmpi.runtime.memory import proportional_set_size
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.messages import Tally
+
+
+def proportional_set_size() -> int:
+    """Bytes of this process as PSS: pages shared by several ranks count once over all of them. Where the system does not tell it,
+    the resident size, which counts shared pages in full."""
+    memory = psutil.Process().memory_full_info()
+    return int(getattr(memory, "pss", memory.rss))
 
 
 class Tallies:
