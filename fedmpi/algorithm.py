@@ -299,6 +299,10 @@ def load_method(name: str) -> type[Algorithm]:
             return getattr(importlib.import_module(module_name), class_name)
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"method = {name}: {error}") from None
+        except SystemExit as stop:
+            raise ConfigError(
+                f"method = {name}: {module_name} left by sys.exit({stop.code}) as it was imported"
+            ) from None
     return importlib.import_module(f"{folder_of(name)}.{name.replace('-', '_')}").Method
 
 

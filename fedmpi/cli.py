@@ -100,10 +100,22 @@ def _fitting(settings: dict, method: str) -> dict:
     }
 
 
+class _Strict(yaml.SafeLoader):
+    """Refuses a key that stands twice: the first would be lost without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def _read(path: Path) -> dict:
     """The settings of a file as they stand there; `from_dict` judges them."""
     try:
-        settings = yaml.safe_load(path.read_text())
+        settings = yaml.load(path.read_text(), _Strict)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -139,21 +151,25 @@ def own_option(argv: list[str], name: str) -> str | None:
 
 
 def _take_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
-    """The last value of an option that must be known before the others are parsed, and argv without it."""
-    value, rest, index = None, [], 0
+    """The value of an option that must be known before the others are parsed, and argv without it; two that differ are an error."""
+    values: list[str] = []
+    rest: list[str] = []
+    index = 0
     while index < len(argv):
         if argv[index] == name:
             if index + 1 == len(argv):
                 raise ConfigError(f"{name} needs a value")
-            value = argv[index + 1]
+            values.append(argv[index + 1])
             index += 2
         elif argv[index].startswith(name + "="):
-            value = argv[index].partition("=")[2]
+            values.append(argv[index].partition("=")[2])
             index += 1
         else:
             rest.append(argv[index])
             index += 1
-    return value, rest
+    if len(set(values)) > 1:
+        raise ConfigError(f"{name} was given as {' and as '.join(dict.fromkeys(values))}; leave all but one out")
+    return values[0] if values else None, rest
 
 
 def _flags(argv: list[str], base: Config) -> Config:

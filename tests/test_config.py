@@ -311,3 +311,26 @@ def test_a_run_has_no_more_rounds_than_a_message_can_name():
     assert MOST_ROUNDS == MAX_ROUND
     with pytest.raises(ConfigError, match="rounds = 4.29497e.09: must be"):
         resolve(["--rounds", str(MAX_ROUND + 1)])
+
+
+def test_a_file_that_says_something_twice_is_refused(tmp_path):
+    """The first would be lost, and with it, here, the secret noise."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("privacy: {entropy: os}\nrun: {rounds: 3}\nprivacy: {epsilon: 2}\n")
+    with pytest.raises(ConfigError, match="mine.yaml line 3: .*privacy stands there twice"):
+        resolve(["--config", str(file)])
+    file.write_text("privacy: {epsilon: 1, epsilon: 2}\n")
+    with pytest.raises(ConfigError, match="epsilon stands there twice"):
+        resolve(["--config", str(file)])
+
+
+def test_two_presets_or_files_are_refused():
+    with pytest.raises(ConfigError, match="--preset was given as demo and as demo-20"):
+        resolve(["--preset", "demo", "--preset=demo-20"])
+
+
+def test_a_method_whose_file_leaves_is_an_error(tmp_path, monkeypatch):
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"method = leaves:Method: leaves left by sys.exit\(0\) as it was imported"):
+        resolve(["--method", "leaves:Method"])

@@ -128,6 +128,36 @@ def test_a_run_interrupted_before_its_first_checkpoint_goes_on_with_its_account(
     assert privacy(config)["rounds_accounted"] == 3 + 5
 
 
+@pytest.mark.parametrize(
+    "was, becomes",
+    [
+        ("entropy: os", "entropy: seeded"),
+        ("sampling: 1.0", "sampling: 0.3"),
+        ("colluding: 0", "colluding: 2"),
+        ("denominator: expected", "denominator: survivors"),
+        ("delta: 1.0e-05", "delta: 0.001"),
+        ("epsilon: 1.0", "epsilon: 2.0"),
+    ],
+)
+def test_a_run_whose_settings_were_changed_is_not_gone_on_with(was, becomes, toy, run_in_memory, monkeypatch):
+    """What was released before counts under the old terms, what follows would be under the new ones."""
+    config = toy("--rounds 5 --checkpoint-every 0")
+    stopped(run_in_memory, monkeypatch, config, 4)
+    path = config.out / "config.yaml"
+    assert was in path.read_text()
+    path.write_text(path.read_text().replace(was, becomes))
+    with pytest.raises(DataError, match="log of a run with other settings"):
+        resume(run_in_memory, config)
+
+
+def test_the_log_of_a_run_is_not_overwritten(toy, run_in_memory, monkeypatch):
+    config = toy("--rounds 5 --checkpoint-every 0")
+    stopped(run_in_memory, monkeypatch, config, 4)
+    (config.out / "config.yaml").unlink()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        run_in_memory(config, 3)
+
+
 def test_a_new_run_beside_an_interrupted_one_is_warned(toy, run_in_memory, monkeypatch, capsys):
     config = toy("--rounds 3 --checkpoint-every 0")
     stopped(run_in_memory, monkeypatch, config, 2)

@@ -94,7 +94,8 @@ def run(make_config, run_in_memory, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parent / "plugins"))
 
     def run(method, flags):
-        return run_in_memory(make_config(f"--method {method} --dataset none --support dense --clip 8 {flags}"), 3)
+        flags = f"--method {method} --dataset none --support dense --clip 8 {flags}"
+        return run_in_memory(make_config(flags), 3)
 
     return run
 
@@ -127,3 +128,39 @@ def test_work_is_for_those_who_were_asked_once_each(method, said, run):
 def test_nor_by_declaring_rows_and_sending_a_vector(run):
     with pytest.raises(ProtocolError, match="declared that it sends ExactRows, and gave LocalUpdate"):
         run("toy_rows:Vectors", "--epsilon inf")
+
+
+@pytest.mark.parametrize(
+    "method, said",
+    [
+        ("Repeated", "rows that do not ascend within a party"),
+        ("Negative", "rows that do not ascend within a party, or are not between 0 and 3"),
+        ("Beyond", "are not between 0 and 3"),
+        ("Uncounted", r"8 rows, and counts that add up to 7, for 2 parties"),
+        ("Narrow", r"values of shape \(8, 1\), expected \(8, 2\)"),
+    ],
+)
+@pytest.mark.parametrize("aggregation", ["plain --min-cohort 1", "secure"])
+def test_rows_that_cannot_be_are_refused_where_they_would_leave(method, said, aggregation, run):
+    """Secure aggregation would add some of them up, and to other places than plain does."""
+    with pytest.raises(ProtocolError, match=said):
+        run(f"toy_rows:{method}", f"--epsilon inf --aggregation {aggregation}")
+
+
+def test_a_union_that_outgrows_what_was_declared_would_wrap(run):
+    with pytest.raises(ProtocolError, match="16 coordinates are sent, and the method declared 3 at most"):
+        run("toy_parties:Grows", "--support union --epsilon 1")
+
+
+@pytest.mark.parametrize("metrics", ["party", "securesum --aggregation secure"])
+@pytest.mark.parametrize(
+    "method, said", [("NoNumber", "not a finite number"), ("FewRows", r"shape \(1, 2\), expected \(2, 2\)")]
+)
+def test_test_figures_that_cannot_be_are_one_line(method, said, metrics, run):
+    with pytest.raises(ProtocolError, match=said):
+        run(f"toy_parties:{method}", f"--epsilon 1 --metrics {metrics}")
+
+
+def test_test_figures_that_could_wrap_are_not_added_up(run):
+    with pytest.raises(ProtocolError, match="larger than the .* that can be added up"):
+        run("toy_parties:Huge", "--epsilon 1 --metrics securesum --aggregation secure")

@@ -145,6 +145,30 @@ def test_the_least_protected_figures_decide():
     assert account.figures == "party" and account.statement().epsilon_server is None
 
 
+def test_a_log_of_two_kinds_of_runs_is_refused():
+    for other in (
+        {"entropy": "seeded"},
+        {"sampling": 0.3},
+        {"colluding": 3},
+        {"denominator": "survivors"},
+        {"parties": 7},
+    ):
+        with pytest.raises(DataError, match="runs with different settings"):
+            fold([Started(terms()), *whole(1), Started(terms(**other), 0), *whole(1)])
+
+
+def test_a_checksum_that_leaves_with_the_first_word_is_a_figure():
+    assert fold([Started(terms(), 0, True)]).statement().epsilon_server is None
+    assert fold([Started(terms(), 0, False)]).statement().epsilon_server == 0
+
+
+def test_a_choice_to_share_in_the_clear_that_data_make_is_a_release():
+    said = fold([Started(terms(aggregation="hybrid", clear_by_data=True)), *whole(1)]).statement()
+    assert said.epsilon_server is None and not said.private and "their data's choice" in said.reason
+    said = fold([Started(terms(aggregation="hybrid")), *whole(1)]).statement()
+    assert said.epsilon_server is not None and said.private
+
+
 def test_a_log_that_contradicts_itself_is_refused():
     for events in ([Stepped(1, EVERYONE, 100)], [asked(1), Opened(2, EVERYONE, 100)], [*whole(1), Failed(1)]):
         with pytest.raises(DataError, match="for which nobody was asked"):

@@ -11,6 +11,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from scipy.stats import binom, norm
 
+from fedmpi.algorithm import Algorithm
 from fedmpi.cli import resolve
 from fedmpi.errors import ProtocolError
 from fedmpi.privacy.account import Account
@@ -44,7 +45,7 @@ def account_of(config, dimension=400):
     encoding = choose_encoding(
         clip=1.0, dimension=dimension, parties=config.run.parties, multiplier=sigma, rounds=config.run.rounds
     )
-    return Account(build.terms(config, Noised(encoding, multiplier=sigma))), sigma
+    return Account(build.terms(config, Noised(encoding, multiplier=sigma), Algorithm)), sigma
 
 
 GRID = [(20, 0.08, 3, 60), (20, 0.08, 3, 10), (12, 0.25, 5, 30), (40, 0.05, 3, 100), (100, 0.1, 8, 20), (8, 0.5, 4, 15)]

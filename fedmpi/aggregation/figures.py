@@ -6,16 +6,23 @@ updates in the clear, and no dropout is planned for it.
 
 import numpy as np
 
+from fedmpi.errors import ProtocolError
 from fedmpi.privacy.encoding import Encoding
+from fedmpi.wire.phases import Phase
 
 # Fixed point with 20 bits behind the point: figures are counts, shares and summed errors, at most 2^43 over all parties.
-FRACTION = 20
+FRACTION, LARGEST = 20, 2.0**43 - 1
 
 
 def encoding(columns: int) -> Encoding:
     return Encoding(clip=1.0, steps=1 << FRACTION, bits=64, dimension=columns)
 
 
-def encode(row: np.ndarray) -> np.ndarray:
-    """One party's figures in Z_{2^64}."""
+def encode(row: np.ndarray, parties: int) -> np.ndarray:
+    """The figures of one of so many parties in Z_{2^64}; ProtocolError if their sum could wrap."""
+    if not (np.isfinite(row).all() and np.abs(row).max(initial=0.0) <= LARGEST / parties):
+        raise ProtocolError(
+            f"a test figure is not a number, or larger than the {LARGEST / parties:.3g} that can be added up; did training diverge?",
+            phase=Phase.EVALUATION,
+        )
     return encoding(len(row)).wrap(np.rint(np.asarray(row, np.float64) * (1 << FRACTION)))

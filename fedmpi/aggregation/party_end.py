@@ -51,7 +51,9 @@ class PartyEnd:
     def test(self, round: int, party: int, everyone: int, row: np.ndarray, meter: Meter = no_meter) -> PartySession:
         """Of a party's test figures, hidden whatever it does with its updates."""
         rules = self._rules.of(Session(round, Purpose.TEST), everyone, figures.encoding(len(row)))
-        machine = SecAggParty(rules, party, figures.encode(row), identity=self._identities.get(party), meter=meter)
+        machine = SecAggParty(
+            rules, party, figures.encode(row, everyone), identity=self._identities.get(party), meter=meter
+        )
         return SecureParty(machine)
 
     def vanishing(self, inner: PartySession, round: int, party: int) -> PartySession:

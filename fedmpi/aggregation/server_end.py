@@ -9,7 +9,7 @@ from fedmpi.aggregation.plain import PlainServer
 from fedmpi.aggregation.protocol import ProtocolRules, Session
 from fedmpi.aggregation.rows import RowServer
 from fedmpi.aggregation.secure import HybridServer, SecureServer
-from fedmpi.aggregation.union import UnionServer
+from fedmpi.aggregation.union import UnionServer, over
 from fedmpi.config import Config
 from fedmpi.crypto.prg import KeyStream
 from fedmpi.privacy.encoding import Encoding
@@ -47,7 +47,7 @@ class ServerEnd:
         if self._config.aggregation.support == "union":
 
             def follow(coordinates: int) -> ServerSession:
-                return self._sum(session, cohort, clear, self._mechanism.over(coordinates).encoding)
+                return self._sum(session, cohort, clear, over(self._mechanism, coordinates).encoding)
 
             inner: ServerSession = UnionServer(round, cohort, self._dimension, follow)
         else:

@@ -10,10 +10,21 @@ import numpy as np
 
 from fedmpi.aggregation.base import Answers, Forwarding, Listening, PartySession, ServerSession, Sum
 from fedmpi.errors import ProtocolError, WireError
+from fedmpi.privacy.mechanism import Kind
 from fedmpi.wire.message import Message
 from fedmpi.wire.messages import SupportProposal, SupportUnion
 from fedmpi.wire.phases import Phase
 from fedmpi.wire.support import decode_support, encode_support
+
+
+def over(mechanism: Kind, coordinates: int) -> Kind:
+    """The mechanism over a union; its integers were made wide enough for what the method declared, and no more."""
+    if coordinates > mechanism.encoding.dimension:
+        raise ProtocolError(
+            f"{coordinates} coordinates are sent, and the method declared {mechanism.encoding.dimension} at most",
+            phase=Phase.SUPPORT,
+        )
+    return mechanism.over(coordinates)
 
 
 class Proposals(Listening):

@@ -24,16 +24,22 @@ def fold(events: Iterable[Event]) -> Account:
     """The account of a log; DataError if it is empty. A round that was asked for and has no end counts as cut short."""
     kept: list[Event] = []
     for event in events:
+        if isinstance(event, Started) and kept and event.terms != _terms(kept):
+            raise DataError("the log of releases is of runs with different settings: what was released is unknown")
         if isinstance(event, Started) and event.terms.entropy == "seeded":
             # What a seeded run repeats is the same to the last bit, and told nobody anything new.
             kept = [old for old in kept if isinstance(old, Started) or old.round <= event.after]
         kept.append(event)
-    if not kept or not isinstance(kept[0], Started):
-        raise DataError("the log of releases is empty: nothing was released, and nothing can be stated")
-    account = Account(kept[0].terms)
+    account = Account(_terms(kept))
     for event in kept:
         account.take(event)
     return account
+
+
+def _terms(events: list[Event]) -> Terms:
+    if not events or not isinstance(events[0], Started):
+        raise DataError("the log of releases is empty: nothing was released, and nothing can be stated")
+    return events[0].terms
 
 
 class Releases:
@@ -67,6 +73,8 @@ class Account:
         """Count one more event, in the order of the log."""
         if isinstance(event, Started):
             self.settle()
+            if event.figures:
+                self._show("party")
         elif isinstance(event, Asked):
             self._begin(event)
         elif isinstance(event, Opened):

@@ -41,14 +41,16 @@ class Terms:
     graph: str
     adversary: str
     colluding: int
+    clear_by_data: bool = False  # whether the parties' data decide who shares in the clear, which rank 0 learns
 
 
 @dataclass(frozen=True)
 class Started:
-    """The run began, or went on after a round that it had kept."""
+    """The run began, or went on after a round that it had kept; ranks are about to say that they are ready."""
 
     terms: Terms
     after: int = 0
+    figures: bool = False  # whether a checksum of the data leaves with that
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,7 @@ class ReleaseLog:
         """Whether something was asked for that cannot be drawn again, and so counts whatever becomes of the run."""
         first = self.events[0] if self.events else None
         secret = isinstance(first, Started) and first.terms.entropy == "os" and first.terms.mechanism.noisy
-        return secret and any(isinstance(event, Asked) for event in self.events)
+        return secret and any(isinstance(event, (Asked, Shown)) for event in self.events)
 
     def append(self, event: Event) -> None:
         """On the disk when it returns; then the act may follow."""

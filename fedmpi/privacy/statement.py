@@ -37,6 +37,10 @@ _SHOWN = {
     "securesum": "epsilon_server does not hold: sums of the parties' test figures reached rank 0 without noise; --metrics none "
     "keeps them home",
 }
+_CHOSEN = (
+    "epsilon_server does not hold: which parties share in the clear reached rank 0, without noise, and is their data's choice; "
+    "--clear-parties is not"
+)
 _NOT_AMPLIFIED = "epsilon_outside is without amplification by sampling: parties were lost, and what is left of the noise tells who was drawn"
 _RECOMPUTABLE = "the noise can be recomputed from the run's seed, so it protects nobody"
 _WOULD_HOLD = "the figure is what the same run with --entropy os would hold"
@@ -143,8 +147,8 @@ def _what_holds(terms: Terms, spent: Spent) -> tuple[float | None, float | None,
         reasons.append("epsilon_outside is unbounded: a round was released without noise")
     if server is None:
         reasons.append("epsilon_server is unbounded: in some round rank 0 saw an update without noise that counts")
-    elif spent.figures in _SHOWN:
-        reasons.append(_SHOWN[spent.figures])
+    elif spent.figures in _SHOWN or terms.clear_by_data:
+        reasons.append(_SHOWN.get(spent.figures, _CHOSEN))
         server = None
     if party is None:
         reasons.append("epsilon_party is unbounded: in some round no noise was left but that of the party that looks")

@@ -62,7 +62,7 @@ class Record:
             if self.config.run.resume:
                 self._cut_rows(resume_round)
             else:
-                if (self.out / "config.yaml").exists():
+                if (self.out / "config.yaml").exists() or (self.out / releases.NAME).exists():
                     raise ConfigError(
                         f"out = {self.out}: holds a run already; choose another folder, or continue it with --resume"
                     )
@@ -230,7 +230,7 @@ def interrupted(wanted: Path) -> Path | None:
 def free_folder(wanted: Path) -> Path:
     """`wanted`, or the first of wanted-2, wanted-3 ... that holds no run."""
     number, path = 1, wanted
-    while (path / "config.yaml").exists():
+    while (path / "config.yaml").exists() or (path / releases.NAME).exists():
         number += 1
         path = wanted.with_name(f"{wanted.name}-{number}")
     return path

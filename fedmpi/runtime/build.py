@@ -177,7 +177,7 @@ def server_end(orders: Orders, method: Algorithm, mechanism: Mechanism, meter: M
     return ServerEnd(orders.config, orders.session_bytes, method.dimension, mechanism, identities, meter)
 
 
-def terms(config: Config, mechanism: Mechanism) -> Terms:
+def terms(config: Config, mechanism: Mechanism, method: type[Algorithm]) -> Terms:
     """Under which the run's releases are made."""
     return Terms(
         mechanism=mechanism,
@@ -193,14 +193,17 @@ def terms(config: Config, mechanism: Mechanism) -> Terms:
         graph=config.aggregation.graph,
         adversary=config.aggregation.adversary,
         colluding=config.aggregation.colluding,
+        clear_by_data=config.aggregation.aggregation == "hybrid" and method.chooses_clear,
     )
 
 
-def releases(config: Config, mechanism: Mechanism, resume_round: int, position: dict | None) -> Releases:
+def releases(
+    config: Config, mechanism: Mechanism, method: type[Algorithm], resume_round: int, position: dict | None
+) -> Releases:
     """The run's log of releases, begun or gone on with; `position`: what it held when the checkpoint was made."""
-    given = terms(config, mechanism)
+    given = terms(config, mechanism, method)
     log = ReleaseLog.go_on(config.out, given) if config.run.resume else ReleaseLog.create(config.out)
     if position is not None:
         log.check_covers(position)
-    log.append(Started(given, resume_round))
+    log.append(Started(given, resume_round, config.privacy.shown == "party"))
     return Releases(log)

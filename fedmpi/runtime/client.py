@@ -193,9 +193,25 @@ class Client:
         else:
             with self.watch("evaluation"):
                 figures = self.algorithm.evaluate_all(model.parties, model.theta, model.round)
+        self.check_figures(model, figures)
         if self.config.privacy.shown == "securesum":
             return self.add_up(model, figures)
         self.endpoint.send(SERVER, EvalReport(model.round, alone(model.parties), model.parties, figures))
+
+    def check_figures(self, model: Evaluate, figures: np.ndarray) -> None:
+        columns = self.algorithm.score_columns if model.round else self.algorithm.reference_columns
+        if np.shape(figures) != (len(model.parties), columns):
+            raise ProtocolError(
+                f"the method gave test figures of shape {np.shape(figures)}, expected {(len(model.parties), columns)}",
+                phase=Phase.EVALUATION,
+            )
+        wrong = np.flatnonzero(~np.isfinite(figures).all(axis=1))
+        if wrong.size:
+            raise ProtocolError(
+                "a test figure is not a finite number; did training diverge?",
+                party=model.parties[wrong[0]],
+                phase=Phase.EVALUATION,
+            )
 
     def add_up(self, model: Evaluate, figures: np.ndarray) -> None:
         """Each party takes its figures through the protocol."""
@@ -206,7 +222,7 @@ class Client:
         self.begin(model.round, Purpose.TEST)
         self.depart(
             ((party,), self.end.test(model.round, party, model.cohort, row, self.meter_of(party)))
-            for party, row in zip(model.parties, figures)
+            for party, row in zip(model.parties, figures, strict=True)
         )
 
     def keep(self, message: Checkpoint) -> None:

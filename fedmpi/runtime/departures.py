@@ -15,7 +15,7 @@ from fedmpi.aggregation.base import PartySession
 from fedmpi.aggregation.party_end import PartyEnd
 from fedmpi.aggregation.protocol import Session
 from fedmpi.aggregation.rows import RowsParty
-from fedmpi.aggregation.union import UnionParty
+from fedmpi.aggregation.union import UnionParty, over
 from fedmpi.algorithm import Algorithm, LocalUpdate, RowUpdates
 from fedmpi.config import Config
 from fedmpi.errors import ProtocolError
@@ -101,7 +101,7 @@ class VectorDepartures(Departures[LocalUpdate]):
         def draw(purpose: str) -> WordSource:
             return source(privacy.entropy, seed, purpose, party, asked.round)
 
-        meter, mechanism = self._meter_of(party), self._mechanism.over(len(values))
+        meter, mechanism = self._meter_of(party), over(self._mechanism, len(values))
         with meter(Phase.UPDATE, Cost.ENCODE):
             encoded = mechanism.encode(values, asked.cohort, draw, party)
             return self._end.update(session, party, asked.hidden, mechanism.encoding, encoded, support, meter)
@@ -127,12 +127,26 @@ class RowDepartures(Departures[RowUpdates]):
 
     def _of(self, work: RowUpdates, model: Train) -> tuple[np.ndarray, Leaving]:
         with self._watch(Cost.ENCODE):
+            self._check(work)
             steps, cut = self._mechanism.encode_rows(work.values)
             squares = np.einsum("nw,nw->n", work.values, work.values)
             norms = np.sqrt(np.maximum(0.0, _per_party(work, squares.astype(np.float64))))
             sizes = np.maximum(1, work.counts * work.values.shape[1])
             figures = np.column_stack((work.figures, norms, _per_party(work, cut) / sizes))
         return figures, self._sessions(work, steps, model)
+
+    def _check(self, work: RowUpdates) -> None:
+        """Rows that are there, once each: a sum in the clear and a sum of hidden vectors are then the same."""
+        rows, width = self._mechanism.encoding.dimension // self._mechanism.width, self._mechanism.width
+        what, counted = "", int(work.counts.sum())
+        if len(work.counts) != len(work.parties) or counted != len(work.rows) or (work.counts < 0).any():
+            what = f"{len(work.rows)} rows, and counts that add up to {counted}, for {len(work.parties)} parties"
+        elif np.shape(work.values) != (len(work.rows), width):
+            what = f"values of shape {np.shape(work.values)}, expected {(len(work.rows), width)}"
+        elif counted and (not _ascend(work) or work.rows.min() < 0 or work.rows.max() >= rows):
+            what = f"rows that do not ascend within a party, or are not between 0 and {rows - 1}"
+        if what:
+            raise ProtocolError(f"the method gave {what}", phase="local work")
 
     def _sessions(self, work: RowUpdates, steps: np.ndarray, model: Train) -> Leaving:
         encoding = self._mechanism.encoding
@@ -147,6 +161,13 @@ class RowDepartures(Departures[RowUpdates]):
                 values = encoding.wrap(_dense(work, steps, index, encoding.dimension))
                 inner = self._end.update(session, party, model.hidden, encoding, values, meter=meter)
             yield (party,), self._end.vanishing(inner, model.round, party)
+
+
+def _ascend(work: RowUpdates) -> bool:
+    down = np.diff(work.rows) <= 0
+    ends = np.cumsum(work.counts)[:-1]
+    down[ends[(ends > 0) & (ends < len(work.rows))] - 1] = False  # from one party to the next
+    return not down.any()
 
 
 def _per_party(work: RowUpdates, per_row: np.ndarray) -> np.ndarray:

@@ -4,6 +4,7 @@ sample -> log who is asked -> send the model -> (local work, on the clients) -> 
 """
 
 import collections
+import math
 import time
 from typing import Any
 
@@ -74,7 +75,9 @@ class Server:
     def handshake(self) -> None:
         """Everybody is there with the same model and data, and it is settled who shares in the clear."""
         position = self.restore(self.resume_round) if self.resume_round else None
-        self.releases: Releases = build.releases(self.config, self.mechanism, self.resume_round, position)
+        self.releases: Releases = build.releases(
+            self.config, self.mechanism, type(self.algorithm), self.resume_round, position
+        )
         self.mailbox.collect(Ready, self._check_ready)
         self.end.rules.check(self.clear)
         self.record.opening(self.mechanism, self.algorithm.pays_below, self.algorithm.measured_with)
@@ -175,7 +178,7 @@ class Server:
                 support = self.algorithm.public_support(self.theta) if found.support is None else found.support
             self.theta = self.algorithm.step(self.theta, total, settings.server_lr / by, support)
 
-    def figures(self, outcome: Outcome) -> dict[str, float | int | str]:
+    def figures(self, outcome: Outcome) -> dict[str, float | str | None]:
         """What the round's row says of it, and the warnings. Parties' figures in party order, and of the survivors only: whether
         a dropped party's report came in time is chance."""
         self.dropouts += outcome.dropouts
@@ -183,10 +186,11 @@ class Server:
             self.record.terminal.warn(line)
         survivors = outcome.reports if outcome.sum is None else outcome.sum.survivors
         rows = np.array([outcome.reports[party] for party in sorted(survivors) if party in outcome.reports])
-        said: dict[str, float | int | str] = {}
+        said: dict[str, float | str | None] = {}
         if len(rows):
             # The method's columns, then the engine's two.
-            said |= self.algorithm.summarise_training(rows[:, :-2])
+            told = self.algorithm.summarise_training(rows[:, :-2])
+            said |= {name: value if math.isfinite(value) else None for name, value in told.items()}
             said |= {"update_norm": float(rows[:, -2].mean()), "clipped": float(rows[:, -1].mean())}
         return said | ({"failed": outcome.failed} if outcome.sum is None else {"survivors": len(survivors)})
 

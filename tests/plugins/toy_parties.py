@@ -69,3 +69,30 @@ class Lazy(Steady):
 
     def local_work(self, parties, theta, round):
         return (self.work(party, theta, round) for party in parties if party != 1)
+
+
+class Grows(Steady):
+    """Declares three coordinates, and has all of them under support union."""
+
+    supports = ("union",)
+
+    def support_size(self):
+        return 3
+
+    def work(self, party, theta, round):
+        return LocalUpdate(party, np.ones(4), 4 * party + np.arange(4), dict.fromkeys(self.report_columns, 0.0))
+
+
+class NoNumber(Steady):
+    def evaluate_all(self, parties, theta, round):
+        return np.full((len(parties), 2), np.nan)
+
+
+class Huge(Steady):
+    def evaluate_all(self, parties, theta, round):
+        return np.full((len(parties), 2), 1e13)
+
+
+class FewRows(Steady):
+    def evaluate_all(self, parties, theta, round):
+        return np.ones((len(parties) - 1, 2))

@@ -49,3 +49,36 @@ class Vectors(Rows):
 
     def local_work(self, parties, theta, round):
         return (LocalUpdate(party, np.ones(8)) for party in parties)
+
+
+class Wrong(Rows):
+    """Rows that cannot be."""
+
+    numbers, counts, columns = (0, 1, 2, 3), 4, 2
+
+    def row_updates(self, parties, theta, round):
+        each = len(parties)
+        counts = np.full(each, 4)
+        counts[-1] = self.counts
+        values = np.ones((4 * each, self.columns), np.float32)
+        return RowUpdates(parties, counts, np.tile(self.numbers, each), values, np.zeros((each, 0)))
+
+
+class Repeated(Wrong):
+    numbers = (0, 1, 1, 3)
+
+
+class Negative(Wrong):
+    numbers = (-1, 0, 1, 2)
+
+
+class Beyond(Wrong):
+    numbers = (0, 1, 2, 4)
+
+
+class Uncounted(Wrong):
+    counts = 3
+
+
+class Narrow(Wrong):
+    columns = 1
