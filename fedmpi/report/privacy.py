@@ -52,7 +52,8 @@ def _lines(run: Path, log: ReleaseLog, statement: Statement) -> str:
         lines.append(f"  {name:<16} {shown:>10}   {WORDS[name]}")
     lines += [f"  {'delta':<16} {statement.delta:>10g}", f"  {'kind':<16} {statement.epsilon_kind:>10}", ""]
     for title, said in (("why", [statement.reason]), ("trust", statement.trust), ("released", statement.released)):
-        lines += [f"{title}:", *(f"  {line}" for line in said if line)]
+        if any(said):
+            lines += [f"{title}:", *(f"  {line}" for line in said)]
     return "\n".join(lines)
 
 
