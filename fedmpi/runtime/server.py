@@ -64,9 +64,8 @@ class Server:
         self.mailbox, self.record, self.watch = mailbox, record, watch
         self.end = build.server_end(orders, algorithm, mechanism, lambda phase, cost: watch(cost))
         self.tallies = Tallies(mailbox.endpoint, watch)
-        self.clear = chosen_clear(
-            self.config
-        )  # who shares in the clear; a method's rule adds to these when ranks are ready
+        # Who shares in the clear; a method's rule adds to these when ranks are ready, and then nobody does.
+        self.clear = chosen_clear(self.config)
         self.dropouts: collections.Counter[str] = collections.Counter()
         self.theta = algorithm.initial()
         self.references: dict[str, float | None] = dict.fromkeys(algorithm.reference_scores)

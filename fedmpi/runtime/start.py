@@ -43,9 +43,8 @@ def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | N
     placement = Placement(config.run.parties, ranks)
     dropout.parse(config.aggregation.dropout, config.run.seed, config.run.parties)
     if not (config.aggregation.aggregation == "hybrid" and config.aggregation.clear_rule):
-        ProtocolRules(config).check(
-            chosen_clear(config)
-        )  # where a rule decides, the server checks once the parties have chosen
+        # Where a rule decides, the server checks once the parties have chosen.
+        ProtocolRules(config).check(chosen_clear(config))
     if config.aggregation.pki is not None:
         read_public(Path(config.aggregation.pki), config.run.parties)
     unfinished = None if config.run.resume else interrupted(config.out)

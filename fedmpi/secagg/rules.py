@@ -84,9 +84,8 @@ class Rules:
 
     @cached_property
     def _place(self) -> bytes:
-        return bind(
-            self.session, int(self.purpose), self.round
-        )  # `bind` of more parts is `bind` of these, then of those
+        # `bind` of more parts is `bind` of these, then of those.
+        return bind(self.session, int(self.purpose), self.round)
 
     def survivors_text(self, survivors: tuple[int, ...]) -> bytes:
         return bind(SIGNED_SURVIVORS) + self._place + bind(*survivors)
