@@ -37,9 +37,9 @@ def resolve(argv: list[str]) -> Config:
         print("\n".join(f"{name:<{width}}  {about}" for name, about in presets().items()))
         raise SystemExit(0)
     base = Config()
-    preset, argv = _take_option(argv, "--preset")
+    preset, argv = _take_option(argv, "--preset", once=True)
     resume, _ = _take_option(argv, "--resume")
-    file, argv = _take_option(argv, "--config")
+    file, argv = _take_option(argv, "--config", once=True)
     settings = _read(Path(file)) if file is not None else {}
     named = _said(settings, "preset")
     if resume is not None:
@@ -150,8 +150,9 @@ def own_option(argv: list[str], name: str) -> str | None:
     return _take_option(argv, name)[0]
 
 
-def _take_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
-    """The value of an option that must be known before the others are parsed, and argv without it; two that differ are an error."""
+def _take_option(argv: list[str], name: str, once: bool = False) -> tuple[str | None, list[str]]:
+    """The last value of an option that must be known before the others are parsed, and argv without it. `once`: a second one that
+    differs is an error, because all that the first stands for would be lost."""
     values: list[str] = []
     rest: list[str] = []
     index = 0
@@ -167,9 +168,9 @@ def _take_option(argv: list[str], name: str) -> tuple[str | None, list[str]]:
         else:
             rest.append(argv[index])
             index += 1
-    if len(set(values)) > 1:
+    if once and len(set(values)) > 1:
         raise ConfigError(f"{name} was given as {' and as '.join(dict.fromkeys(values))}; leave all but one out")
-    return values[0] if values else None, rest
+    return values[-1] if values else None, rest
 
 
 def _flags(argv: list[str], base: Config) -> Config:

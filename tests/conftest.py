@@ -34,14 +34,15 @@ def make_config(cache, tmp_path):
 
     from fedmpi.cli import own_option, resolve
 
-    small = "--preset demo-20 --rounds 2 --parties 4 --local-epochs 0 --samples-per-party 20 --threads 1 --aggregation plain"
+    small = "--rounds 2 --parties 4 --local-epochs 0 --samples-per-party 20 --threads 1 --aggregation plain"
     counter = iter(range(1000))
 
     def make(flags: str = ""):
         out = tmp_path / f"run{next(counter)}"
         short = fitting(own_option(flags.split(), "--method") or "dp-pfeddsu", "--head-epochs 2 --ext-epochs 1")
         where = ["--cache-dir", str(cache), "--out", str(out)]
-        return resolve([*small.split(), *short.split(), *where, *flags.split()])
+        preset = [] if "--preset" in flags else ["--preset", "demo-20"]
+        return resolve([*preset, *small.split(), *short.split(), *where, *flags.split()])
 
     return make
 

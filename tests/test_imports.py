@@ -43,6 +43,12 @@ def imports(path: Path):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
+            if node.module == "fedmpi":
+                yield from (
+                    f"fedmpi.{alias.name}"
+                    for alias in node.names
+                    if (ROOT / alias.name).with_suffix(".py").exists() or (ROOT / alias.name).is_dir()
+                )
 
 
 @pytest.mark.parametrize("package", sorted(ALLOWED))

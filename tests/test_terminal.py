@@ -118,3 +118,26 @@ def test_a_run_goes_on_when_nobody_can_be_told(error, make_config, run_in_memory
     monkeypatch.setattr("sys.stdout", Gone(error))
     run_in_memory(config, 3)
     assert (config.out / "model.npz").exists() and (config.out / "summary.json").exists()
+
+
+def test_the_closing_table_has_a_row_for_everything_that_was_asked(make_config, run_in_memory):
+    from fedmpi.privacy.account import fold
+    from fedmpi.privacy.releases import ReleaseLog
+    from fedmpi.report.terminal import closing_rows
+
+    config = make_config("--local-epochs 1 --aggregation hybrid --clear-parties 1 --parties 6 --dropout 1:2:mask")
+    summary = run_in_memory(config, 3)
+    rows = {
+        label.strip(): value
+        for label, value, _ in closing_rows(summary, fold(ReleaseLog.read(config.out).events).statement())
+    }
+    assert rows["accuracy"] == f"{100 * summary['accuracy']:.2f} %"
+    assert {"untrained extractor", "local only", "memory", "time  DH", "time  Shamir split", "time  PRG"} <= set(rows)
+    assert rows["ε outside"] == f"{summary['epsilon_outside']:.4g}" and rows["ε server"] == "none"
+    assert (
+        rows["ε party"] == f"{summary['epsilon_party']:.4g}"
+        and rows["ε nominal"] == f"{summary['epsilon_nominal']:.4g}"
+    )
+    assert rows["kind"] == "simulated" and rows["dropouts"] == "1 + 0"
+    assert rows["model"] == summary["model_sha256"][:16]
+    assert {"bytes up", "bytes down"} <= set(rows)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedmpi.errors import WireError
 from fedmpi.secagg import messages as secagg
 from fedmpi.wire.control import Stop
-from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, MAX_ROUND, VERSION, Header
+from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, MAX_ROUND, VERSION, Header, Reader
 from fedmpi.wire.message import register
 from fedmpi.wire.messages import (
     MESSAGES,
@@ -275,3 +275,12 @@ def test_an_announced_size_is_never_allocated_before_its_bytes_are_there(kind):
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
+
+
+@given(anything)
+def test_every_field_of_a_message_travels(message):
+    """A field that `parse` does not give back would arrive as its default."""
+    own = [field.name for field in dataclasses.fields(message) if field.name not in ("round", "party", "purpose")]
+    stays = {"parties"} if isinstance(message, Ready) else set()  # for the sender's own ledger
+    payload = memoryview(encode(message))[FRAMING:]
+    assert len(type(message).parse(Reader(payload, "message"))) == len(set(own) - stays)

@@ -19,7 +19,7 @@ def encoding(columns: int) -> Encoding:
 
 
 def encode(row: np.ndarray, parties: int) -> np.ndarray:
-    """The figures of one of so many parties in Z_{2^64}; ProtocolError if their sum could wrap."""
+    """The figures of one of so many parties as integers modulo 2^64; ProtocolError if their sum could wrap."""
     if not (np.isfinite(row).all() and np.abs(row).max(initial=0.0) <= LARGEST / parties):
         raise ProtocolError(
             f"a test figure is not a number, or larger than the {LARGEST / parties:.3g} that can be added up; did training diverge?",

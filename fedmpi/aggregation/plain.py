@@ -22,7 +22,7 @@ class PlainParty(PartySession):
         values: np.ndarray,
         support: np.ndarray | None = None,
     ):
-        """`values` in Z_{2^b} on `support`; None: the round's public support, which need not be sent."""
+        """`values`, integers modulo 2^bits, on `support`; None: the round's public support, which need not be sent."""
         coded = b"" if support is None else encode_support(support, dimension)
         self._message = PlainInput(round, party, coded, pack(values, encoding.bits))
 

@@ -81,8 +81,8 @@ class ProtocolRules:
         return degree, threshold
 
     def opens(self, hidden: int, colluding: int) -> bool:
-        """Whether so many of `hidden` parties, with rank 0, open whatever input they like: they hold a threshold of the shares of
-        both its secrets, or are more than the sparse graph was drawn for."""
+        """Whether so many colluders among `hidden` parties, together with rank 0, can unmask any one party: they hold enough shares of
+        both its secrets, or are more than the sparse graph is safe against."""
         if self._settings.graph == "regular":
             return colluding > self._settings.corrupt * hidden
         return colluding >= self._shape(hidden)[1]

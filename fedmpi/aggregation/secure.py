@@ -44,8 +44,8 @@ class SecureServer(Forwarding):
 
 
 class HybridServer(Forwarding):
-    """MMF 3.2: some parties share in the clear, the others through the protocol, in one round and into one sum. It has failed, and
-    opens a sum, as its protocol does."""
+    """MMF 3.2: some parties share in the clear, the others through the protocol, in one round and into one sum. Whether it
+    failed, and whose sum was asked for, is decided by its protocol half."""
 
     def __init__(self, plain: PlainServer, secure: SecureServer, clear: frozenset[int]):
         super().__init__(secure)

@@ -16,7 +16,7 @@ from fedmpi.privacy.accountant import Accountant, CohortView
 from fedmpi.privacy.releases import Asked, Ended, Event, Failed, Opened, ReleaseLog, Shown, Started, Stepped, Terms
 from fedmpi.privacy.statement import Spent, Statement, state
 
-# The factor on the sensitivity. Towards rank 0 an update in the clear is compared with any other one: 2C. A sum has it, or zero.
+# How far one party can move what is seen, in units of C: in a sum its update is there or is not; seen alone, it may be any other.
 IN_CLEAR, IN_SUM = 2.0, 1.0
 
 
@@ -58,8 +58,8 @@ class Account:
     def __init__(self, terms: Terms):
         self.terms = terms
         self.outside = Accountant(terms.accountant)
-        # The same as if everybody had been drawn, which is what holds once a round has lost somebody: who is missing shows in
-        # how much noise is left, and in whether there is a sum at all, and with it who was drawn.
+        # The same without credit for secret sampling: the figure that counts once a round has lost somebody. How much noise is
+        # left then, and whether there is a sum at all, tells who had been drawn.
         self.unsampled = Accountant(terms.accountant)
         self.lost = False
         self.nominal = Accountant(terms.accountant)
@@ -89,6 +89,8 @@ class Account:
             self._show(event.figures)
         elif isinstance(event, Ended):
             self.ended = True
+        else:  # a kind that is logged and not counted would cost nothing
+            raise TypeError(f"{type(event).__name__} is not counted")
 
     def settle(self) -> None:
         """A round that an interruption ended: nobody outside saw its sum, and what rank 0 may have seen of it is counted: updates
@@ -126,7 +128,8 @@ class Account:
         self.outside.spend(multiplier, self.terms.sampling)
         self.unsampled.spend(multiplier, 1.0)
         self.nominal.spend(self.terms.mechanism.multiplier, self.terms.sampling)
-        # Whoever looks knows its own share. A sum of one party's update has no share of another in it.
+        # A party that looks can subtract its own noise, so one share fewer protects the others. In a sum over one party nobody
+        # else has a share, and its one share stays.
         others = self._of_sum(asked, max(1, number - 1), event.coordinates)
         self._join(self.party, asked, event.survivors, others, IN_SUM)
 

@@ -44,7 +44,7 @@ def noise_to_signal(sigma: float, q: float, parties: int, coordinates: int, roun
 class Mechanism(ABC):
     encoding: Encoding
     own_coordinates: bool = False  # chosen by the party's data, which noise on the values does not cover
-    multiplier: float = 0.0  # sigma: noise of the whole sum over its sensitivity; 0: none
+    multiplier: float = 0.0  # sigma: noise on the whole sum, divided by the most that one party can change it; 0: none
     margin: float = 0.0  # share of the cohort whose noise may be lost
     width: int = 1  # of a row, where rows are sent
 
@@ -70,11 +70,13 @@ class Mechanism(ABC):
         return dataclasses.replace(self, encoding=dataclasses.replace(self.encoding, dimension=dimension))
 
     def share(self, cohort: int) -> float:
-        """One party's noise deviation in steps: n_t such shares, less the margin, make sigma times the sensitivity."""
+        """The deviation of one party's noise in integer steps: so much that a cohort's shares add up to the noise that was asked
+        for, also where the margin's part of them is lost."""
         return self.multiplier * self.encoding.sensitivity / math.sqrt(cohort * (1 - self.margin))
 
     def of_sum(self, share: float, parties: int, coordinates: int) -> float:
-        """The multiplier of a sum of this many shares, `share` being one over the sensitivity, as one discrete Gaussian."""
+        """The multiplier of a sum of this many shares as one discrete Gaussian; `share`: one party's noise divided by the
+        sensitivity."""
         sensitivity = self.over(coordinates).encoding.sensitivity
         divergence = sum_divergence(share * sensitivity, parties)
         return sum_multiplier(share * math.sqrt(max(0, parties)), divergence, coordinates)

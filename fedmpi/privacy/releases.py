@@ -61,7 +61,7 @@ class Asked:
     drawn: Parties  # whose updates are in the round; who only fills it up gives nothing away
     cohort: Parties  # everybody who adds noise
     clear: Parties  # of these, whose own updates rank 0 will see: once asked they may reach it at any time, even late
-    share: float  # one party's noise over the bound on an update's norm
+    share: float  # one party's noise, divided by the largest norm that an update can have
     exposed: bool  # whether so many collude that they open any single input with rank 0
     figures: bool  # whether each party's own figures of its training leave with it
 

@@ -7,7 +7,7 @@ of those that are not null:
     holds      proven for the mechanism that ran, under the trust that is listed
     simulated  the figure is right for the mechanism, but its noise can be recomputed from the run's seed
     nominal    arithmetic that the mechanism does not live up to
-    none       no noise was added
+    none       no noise was added, or nothing holds
 """
 
 from __future__ import annotations
@@ -232,8 +232,10 @@ def _released(terms: Terms, figures: str) -> list[str]:
         lines.append("each party's support: which coordinates its update has")
     elif terms.support == "union":
         lines.append("each party's support to rank 0, and the union of the supports to every party of the cohort")
-    if terms.aggregation == "hybrid":
+    if terms.clear_by_data:
         lines.append("which parties share in the clear, a choice that depends on their data")
+    elif terms.aggregation == "hybrid":
+        lines.append("which parties share in the clear, as the settings list them")
     return lines
 
 

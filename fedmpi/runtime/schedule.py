@@ -12,7 +12,7 @@ from fedmpi.wire.phases import Phase
 
 
 def cohort(config: Config, round: int) -> tuple[int, ...]:
-    """Omega_t: each party independently with probability q (Poisson).
+    """The parties drawn for a round, DSU's Omega_t: each joins by a coin of its own, with probability --sampling.
 
     Amplification by sampling needs a secret sample: under `entropy: os` it comes from the operating system.
     """

@@ -163,7 +163,8 @@ class Server:
             return gathering.run(session, round, cohort, self.clear)
 
     def step(self, found: Sum, drawn: tuple[int, ...]) -> None:
-        """theta + eta_g * sum / (qN): a fixed denominator, as the sensitivity assumes."""
+        """Move the model by server_lr * sum / expected size of a cohort. The divisor is fixed, because the proof bounds the sum, and
+        not a mean over whoever survived."""
         with self.watch("step"):
             settings = self.config.server
             by = {

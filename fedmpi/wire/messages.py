@@ -1,7 +1,7 @@
 """The messages of a round and of an evaluation, in the order in which they are sent; and, by import, those of `wire.control`.
 
-Train carries theta_ext^t to the ranks that host a sampled party, once per rank. Every sampled party answers with its encoded
-update and, where metrics are allowed to leave, with a report.
+Train carries this round's shared weights to every rank that hosts a party drawn for it, once a rank. Every such party answers with
+its encoded update and, where metrics are allowed to leave, with a report.
 """
 
 import struct
