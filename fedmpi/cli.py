@@ -100,22 +100,29 @@ def _fitting(settings: dict, method: str) -> dict:
     }
 
 
-class _Strict(yaml.SafeLoader):
-    """Refuses a key that stands twice: the first would be lost without a word."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+def _refuse_repeated(node: yaml.Node | None) -> None:
+    """A key that stands twice: the first would be lost without a word."""
+    if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value} stands there twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"{key.value} stands there twice", key.start_mark
+                    )
+                seen.add(key.value)
+            _refuse_repeated(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            _refuse_repeated(value)
 
 
 def _read(path: Path) -> dict:
     """The settings of a file as they stand there; `from_dict` judges them."""
     try:
-        settings = yaml.load(path.read_text(), _Strict)
+        text = path.read_text()
+        _refuse_repeated(yaml.compose(text, yaml.SafeLoader))
+        settings = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

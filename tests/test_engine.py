@@ -205,7 +205,7 @@ def test_a_ledger_that_misses_a_message_stops_the_run(make_config, run_in_memory
         record(self, message, peer, payload - (message.round == 2 and isinstance(message, PlainInput)))
 
     monkeypatch.setattr(Ledger, "record", forgetful)
-    with pytest.raises(AssertionError, match="the ledger counts"):
+    with pytest.raises(ProtocolError, match="the ledger counts"):
         run_in_memory(make_config(), 3)
 
 

@@ -110,7 +110,7 @@ class UnionParty(PartySession):
             raise ProtocolError(f"rank 0 sent {type(message).__name__} before the support", party=self._party)
         union = decode_support(message.support, self._dimension)
         at = np.searchsorted(union, self._support)
-        if not np.array_equal(union[np.minimum(at, len(union) - 1)], self._support):
+        if not len(union) or not np.array_equal(union[np.minimum(at, len(union) - 1)], self._support):
             raise ProtocolError(
                 "rank 0 sent a union without this party's own coordinates", party=self._party, phase=Phase.SUPPORT
             )

@@ -120,7 +120,7 @@ class Record:
             "epsilon_kind": statement.epsilon_kind,
         }
         append_line(self.out / "rounds.jsonl", json.dumps(row, allow_nan=False))
-        if self.bound is not None and "clipped" in row:
+        if self.bound is not None and row.get("update_norm") is not None:
             self._say_how_much_is_cut(row, self.bound)
             self.bound = None
         self.terminal.progress(row, self.config.run.rounds)

@@ -91,6 +91,7 @@ class Client:
         )
         self.sessions: dict[int, PartySession] = {}  # of the round, or the test, that is under way
         self.under_way: tuple[int, Purpose] = 0, Purpose.TRAINING
+        self.trained = 0  # the last round that this rank was asked to train in: each releases once
         self.final: Evaluate | None = None  # the finished model, under --keep-parties
 
     def restore(self, round: int) -> None:
@@ -128,6 +129,9 @@ class Client:
 
     def train(self, model: Train) -> None:
         schedule.check_cohort(self.config, model.cohort, model.hidden)
+        self.check_asked(model, model.theta)
+        if model.round <= self.trained:
+            raise ProtocolError(f"rank 0 asked for round {model.round} after round {self.trained}", phase=Phase.MODEL)
         self.begin(model.round)
         for work in self.local_work(model):
             figures, leaving = self.departures.of(work, model)
@@ -154,13 +158,34 @@ class Client:
     def fill(self, asked: Fill) -> None:
         """Take part with noise alone. A Train of the same round comes before it."""
         schedule.check_cohort(self.config, asked.cohort, asked.hidden)
-        if self.under_way != (asked.round, Purpose.TRAINING):
+        self.check_asked(asked)
+        if asked.round > self.trained:
             self.begin(asked.round)
+        if (
+            asked.round != self.trained
+            or self.under_way[1] != Purpose.TRAINING
+            or set(asked.parties) & set(self.sessions)
+        ):
+            raise ProtocolError(
+                "rank 0 asked a party to fill a round that is over, or that it is in", phase=Phase.MODEL
+            )
         self.depart(self.departures.fill(asked))
+
+    def check_asked(self, asked: Train | Fill | Evaluate, theta: np.ndarray | None = None) -> None:
+        """It is about parties that are here, and a model of the right size."""
+        if not set(asked.parties) <= set(self.parties) or len(set(asked.parties)) != len(asked.parties):
+            raise ProtocolError("rank 0 asked for parties that this rank does not host, or twice", phase=asked.PHASE)
+        if theta is not None and len(theta) != self.algorithm.dimension:
+            raise ProtocolError(
+                f"rank 0 sent a model of {len(theta)} coordinates, expected {self.algorithm.dimension}",
+                phase=asked.PHASE,
+            )
 
     def begin(self, round: int, purpose: Purpose = Purpose.TRAINING) -> None:
         self.sessions.clear()
         self.under_way = round, purpose
+        if purpose is Purpose.TRAINING:
+            self.trained = round
 
     def depart(self, leaving: Leaving) -> None:
         for parties, session in leaving:
@@ -183,6 +208,7 @@ class Client:
     # ---- between rounds ----
 
     def evaluate(self, model: Evaluate) -> None:
+        self.check_asked(model, model.theta)
         if self.config.run.keep_parties and model.round == self.config.run.rounds:
             self.final = model
         if self.config.privacy.shown == "none":

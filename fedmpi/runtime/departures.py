@@ -87,6 +87,8 @@ class VectorDepartures(Departures[LocalUpdate]):
         yield work.parties, self._end.vanishing(inner, model.round, work.party)
 
     def fill(self, asked: Fill) -> Leaving:
+        if not self._mechanism.noisy:
+            yield from super().fill(asked)
         zeros = np.zeros(self._algorithm.support_size())
         for party in asked.parties:
             inner = self._encoded(Session(asked.round), asked, party, zeros)
@@ -129,8 +131,7 @@ class RowDepartures(Departures[RowUpdates]):
         with self._watch(Cost.ENCODE):
             self._check(work)
             steps, cut = self._mechanism.encode_rows(work.values)
-            squares = np.einsum("nw,nw->n", work.values, work.values)
-            norms = np.sqrt(np.maximum(0.0, _per_party(work, squares.astype(np.float64))))
+            norms = np.sqrt(_per_party(work, np.einsum("nw,nw->n", work.values, work.values)))
             sizes = np.maximum(1, work.counts * work.values.shape[1])
             figures = np.column_stack((work.figures, norms, _per_party(work, cut) / sizes))
         return figures, self._sessions(work, steps, model)
@@ -172,9 +173,7 @@ def _ascend(work: RowUpdates) -> bool:
 
 def _per_party(work: RowUpdates, per_row: np.ndarray) -> np.ndarray:
     """The sum of a figure of each row over each party's rows."""
-    ends = np.concatenate(([0], np.cumsum(work.counts)))
-    added = np.concatenate((np.zeros(1, per_row.dtype), np.cumsum(per_row)))
-    return added[ends[1:]] - added[ends[:-1]]
+    return np.bincount(np.repeat(np.arange(len(work.counts)), work.counts), per_row, len(work.counts))
 
 
 def _dense(work: RowUpdates, steps: np.ndarray, index: int, dimension: int) -> np.ndarray:

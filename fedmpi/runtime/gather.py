@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fedmpi.aggregation.base import Answers, ServerSession, Sum
-from fedmpi.errors import ProtocolError, TransportError
+from fedmpi.errors import Fault, ProtocolError, TransportError
 from fedmpi.runtime.mailbox import Mailbox
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.wire.message import Message, speakers
@@ -35,8 +35,11 @@ class Gathering:
         watch: Stopwatch,
         phase_deadline: float,
         before_opening: Callable[[tuple[int, ...], int], None] | None = None,
+        columns: int = 0,
     ):
-        """`before_opening` is told whose sum over how many coordinates it is, before anybody is asked for what opens it."""
+        """`before_opening` is told whose sum over how many coordinates it is, before anybody is asked for what opens it.
+        `columns` of a party's report of its work; 0: no reports are asked for."""
+        self._columns = columns
         self._mailbox, self._watch, self._phase_deadline = mailbox, watch, phase_deadline
         self._before_opening = before_opening
         self._outcome = Outcome()
@@ -58,11 +61,10 @@ class Gathering:
                 phase, deadline = session.phase_name, time.monotonic() + self._phase_deadline
             message = self._mailbox.take_of(round, purpose, deadline)
             if isinstance(message, TrainReport):
-                self._outcome.reports.update(zip(message.parties, message.figures))
+                self._take_report(message, round, cohort)
             elif message is not None:
-                self._receive(session, message, round)
-                if message.party in clear:
-                    deadline = max(deadline, time.monotonic() + self._phase_deadline)
+                if self._receive(session, message, round) and message.party in clear:
+                    deadline = max(deadline, min(last, time.monotonic() + self._phase_deadline))
             elif time.monotonic() < last and not set(session.waiting()).isdisjoint(clear):
                 # Whoever shares in the clear may still be at its local work, and its rank with it.
                 deadline = min(last, time.monotonic() + self._phase_deadline)
@@ -70,15 +72,28 @@ class Gathering:
                 self._expire(session, round, cohort)
         return self._close(session, round)
 
-    def _receive(self, session: ServerSession, message: Message, round: int) -> None:
+    def _take_report(self, message: TrainReport, round: int, cohort: tuple[int, ...]) -> None:
+        """The figures of parties that were asked for them, once each; others are let go of unread."""
+        new = set(message.parties) <= set(cohort) - set(self._outcome.reports)
+        if not (self._columns and new and message.figures.shape == (len(set(message.parties)), self._columns)):
+            self._outcome.dropouts["caught"] += 1
+            fault = Fault(next(iter(message.parties), None), message.PHASE, "sent a report that nobody asked for so")
+            self._outcome.complaints.append(f"round {round}: {fault}; it is not read")
+            return
+        self._outcome.reports.update(zip(message.parties, message.figures))
+
+    def _receive(self, session: ServerSession, message: Message, round: int) -> bool:
+        """Whether the session took it."""
         try:
             with self._watch("aggregate"):
                 answers = session.receive(message)
         except ProtocolError as error:
             self._outcome.dropouts["caught"] += 1
             self._outcome.complaints.append(f"round {round}: {error}; it is treated as dropped")
-            answers = [answer for party in speakers(message) for answer in session.drop(party)]
+            self._send(session, [answer for party in speakers(message) for answer in session.drop(party)])
+            return False
         self._send(session, answers)
+        return True
 
     def _expire(self, session: ServerSession, round: int, cohort: tuple[int, ...]) -> None:
         self._outcome.dropouts["real"] += len(session.waiting())

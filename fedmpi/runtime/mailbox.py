@@ -8,6 +8,7 @@ from fedmpi.aggregation.base import Answers
 from fedmpi.errors import ProtocolError, TransportError
 from fedmpi.runtime.placement import Placement
 from fedmpi.transport.endpoint import Endpoint
+from fedmpi.wire.frame import NOBODY
 from fedmpi.wire.message import Message, speakers
 from fedmpi.wire.phases import Purpose
 
@@ -50,7 +51,9 @@ class Mailbox:
             arrived = self.take(deadline)
             if arrived is None:
                 return None
-            message = arrived[1]
+            source, message = arrived
+            if not speakers(message):
+                raise ProtocolError(f"rank {source} sent {type(message).__name__}, which is not its turn")
             if (message.round, message.purpose) == (round, purpose):
                 return message
 
@@ -71,6 +74,6 @@ class Mailbox:
 
     def _check_host(self, source: int, message: Message) -> None:
         hosted = self.placement.parties_of(source)
-        for party in speakers(message):
+        for party in (*speakers(message), *([message.party] if message.party != NOBODY else ())):
             if not hosted[0] <= party <= hosted[-1]:  # blocks are contiguous
                 raise ProtocolError(f"spoke through rank {source}, which does not host it", party=party)

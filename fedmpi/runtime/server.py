@@ -6,6 +6,7 @@ sample -> log who is asked -> send the model -> (local work, on the clients) -> 
 import collections
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,11 @@ def run_server(endpoint: Endpoint, orders: build.Orders, placement: Placement, r
         server = Server(orders, algorithm, mechanism, mailbox, record, watch)
         server.handshake()
     return server.run()
+
+
+def finite(figures: Mapping[str, float | None]) -> dict[str, float | None]:
+    """As JSON has them: None for what is not a number, as the loss of a run that diverged."""
+    return {name: value if value is not None and math.isfinite(value) else None for name, value in figures.items()}
 
 
 class Server:
@@ -159,7 +165,10 @@ class Server:
 
         with self.watch("wait for updates"):
             session = self.end.training(round, cohort, self.clear, self.algorithm.most_lost(self.theta))
-            gathering = Gathering(self.mailbox, self.watch, self.config.aggregation.phase_deadline, before_opening)
+            columns = len(self.algorithm.report_columns) + 2 if self.config.privacy.shown == "party" else 0
+            gathering = Gathering(
+                self.mailbox, self.watch, self.config.aggregation.phase_deadline, before_opening, columns
+            )
             return gathering.run(session, round, cohort, self.clear)
 
     def step(self, found: Sum, drawn: tuple[int, ...]) -> None:
@@ -189,9 +198,8 @@ class Server:
         said: dict[str, float | str | None] = {}
         if len(rows):
             # The method's columns, then the engine's two.
-            told = self.algorithm.summarise_training(rows[:, :-2])
-            said |= {name: value if math.isfinite(value) else None for name, value in told.items()}
-            said |= {"update_norm": float(rows[:, -2].mean()), "clipped": float(rows[:, -1].mean())}
+            said |= finite(self.algorithm.summarise_training(rows[:, :-2]))
+            said |= finite({"update_norm": float(rows[:, -2].mean()), "clipped": float(rows[:, -1].mean())})
         return said | ({"failed": outcome.failed} if outcome.sum is None else {"survivors": len(survivors)})
 
     # ---- tests ----
@@ -201,14 +209,14 @@ class Server:
         total = self.ask_everyone(round, self.algorithm.score_columns)
         self.scores = dict.fromkeys(self.algorithm.scores)
         if total is not None:
-            self.scores |= self.algorithm.summarise(total)
+            self.scores |= finite(self.algorithm.summarise(total))
         return self.scores
 
     def measure_references(self) -> None:
         """Round 0: what the parties reach without any sharing, for the closing table."""
         total = self.ask_everyone(0, self.algorithm.reference_columns) if self.algorithm.reference_scores else None
         if total is not None:
-            self.references = self.algorithm.summarise_references(total)
+            self.references = finite(self.algorithm.summarise_references(total))
 
     def ask_everyone(self, round: int, columns: int) -> np.ndarray | None:
         """The sum of every party's figures; None where metrics stay home, or could not be had. Round 0: the references."""
@@ -222,7 +230,7 @@ class Server:
         with self.watch("evaluation" if round else "references"):
             if shown == "securesum":
                 return self.sum_of_figures(round, everyone, columns)
-            return add_reports(self.mailbox, round, everyone)
+            return add_reports(self.mailbox, round, everyone, columns)
 
     def sum_of_figures(self, round: int, everyone: tuple[int, ...], columns: int) -> np.ndarray | None:
         """The sum through the protocol, over whoever is left at its end."""

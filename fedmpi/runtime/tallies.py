@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from fedmpi.errors import DataError, ProtocolError
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.messages import Tally
@@ -31,18 +32,23 @@ class Tallies:
 
     def take(self, source: int, message: Tally) -> None:
         """A rank's tally since its last one."""
-        self.ledger.merge(message.rows)
+        try:
+            costs = {(int(party), str(phase), str(cost)): float(s) for party, phase, cost, s in message.facts["costs"]}
+            cpu = {str(phase): float(seconds) for phase, seconds in message.facts["cpu"].items()}
+            self._memory[source] = int(message.facts["pss"])
+            self.ledger.merge(message.rows)
+        except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
+            raise ProtocolError(f"rank {source} sent a tally that cannot be read ({error})") from None
         self._given += message.bytes_given
-        self._memory[source] = int(message.facts.get("pss", 0))
-        self._watch.add(message.facts.get("cpu", {}))
-        for party, phase, cost, seconds in message.facts.get("costs", []):
-            self.costs[party, phase, cost] += seconds
+        self._watch.add(cpu)
+        for key, seconds in costs.items():
+            self.costs[key] += seconds
 
     def check(self) -> None:
         """Every byte that was given to the transport is in the ledger, and no other."""
         given, counted = self._given + self._endpoint.bytes_given, self.ledger.bytes_given()
         if given != counted:
-            raise AssertionError(f"the ledger counts {counted} bytes, the ranks gave {given} to the transport")
+            raise ProtocolError(f"the ledger counts {counted} bytes, the ranks gave {given} to the transport")
 
     def memory(self) -> int:
         return sum(self._memory.values()) + proportional_set_size()

@@ -213,9 +213,13 @@ def _worst_counts(n: int, corrupt: float, dropout: float) -> tuple[int, int]:
     for name, rate in (("corrupt", corrupt), ("dropout", dropout)):
         if not 0 <= rate < 1:
             raise ConfigError(f"{name} rate {rate}: must be at least 0 and below 1")
-    # Rounded up, so that a rate above zero is never nobody; less float dust, so that 0.07 of 100 is 7 and not 8.
-    c, d = (min(n - 1, math.ceil(rate * n - 1e-9)) for rate in (corrupt, dropout))
+    c, d = (min(n - 1, share_of(n, rate)) for rate in (corrupt, dropout))
     return c, d
+
+
+def share_of(n: int, rate: float) -> int:
+    """Rounded up, so that a rate above zero is never nobody; less float dust, so that 0.07 of 100 is 7 and not 8."""
+    return math.ceil(rate * n - 1e-9)
 
 
 def _log_bounds(n: int, degree: int, c: int, d: int) -> tuple[NDArray[np.float64], float, NDArray[np.float64]]:

@@ -69,6 +69,10 @@ class Ledger:
                 f"a ledger of shape {table.shape}, expected rows of {len(KEYS) + len(COUNTS)}: of another version"
             )
         for row in table.tolist():
+            _, purpose, phase, kind, way, *_ = row
+            known = purpose in range(len(PURPOSES)) and phase in range(len(PHASES)) and way in range(len(DIRECTIONS))
+            if not (known and kind in MESSAGES):
+                raise DataError(f"a ledger's row of purpose {purpose}, phase {phase}, message {kind}: there is no such")
             self._add(tuple(row[: len(KEYS)]), *row[len(KEYS) :])
 
     def total(self, column: str, **where: int | str) -> int:
