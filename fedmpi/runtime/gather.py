@@ -54,6 +54,7 @@ class Gathering:
     ) -> Outcome:
         """Carry the session to its end. `clear`: who may be at its local work for longer than a phase."""
         self._send(session, session.start())
+        asked = frozenset(cohort)
         phase, deadline = session.phase_name, time.monotonic() + self._mailbox.patience
         last = deadline  # for local work
         while not session.done:
@@ -61,7 +62,7 @@ class Gathering:
                 phase, deadline = session.phase_name, time.monotonic() + self._phase_deadline
             message = self._mailbox.take_of(round, purpose, deadline)
             if isinstance(message, TrainReport):
-                self._take_report(message, round, cohort)
+                self._take_report(message, round, asked)
             elif message is not None:
                 if self._receive(session, message, round) and message.party in clear:
                     deadline = max(deadline, min(last, time.monotonic() + self._phase_deadline))
@@ -72,9 +73,9 @@ class Gathering:
                 self._expire(session, round, cohort)
         return self._close(session, round)
 
-    def _take_report(self, message: TrainReport, round: int, cohort: tuple[int, ...]) -> None:
+    def _take_report(self, message: TrainReport, round: int, cohort: frozenset[int]) -> None:
         """The figures of parties that were asked for them, once each; others are let go of unread."""
-        new = set(message.parties) <= set(cohort) - set(self._outcome.reports)
+        new = all(party in cohort and party not in self._outcome.reports for party in message.parties)
         if not (self._columns and new and message.figures.shape == (len(set(message.parties)), self._columns)):
             self._outcome.dropouts["caught"] += 1
             fault = Fault(next(iter(message.parties), None), message.PHASE, "sent a report that nobody asked for so")
