@@ -27,6 +27,8 @@ from fedmpi.privacy.accountant import (
     rdp_epsilon,
 )
 
+pytestmark = pytest.mark.slow
+
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "accountant.json").read_text())
 T, DELTA = VECTORS["rounds"], VECTORS["delta"]
 

@@ -26,6 +26,8 @@ from fedmpi.secagg.graph import (
     regular_parameters,
 )
 
+pytestmark = pytest.mark.slow
+
 
 def words(seed=0, round=0):
     return SeededWords(seed, "graph", 0, round)

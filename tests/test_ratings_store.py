@@ -25,6 +25,8 @@ from fedmpi.data.ratings.spec import RatingSpec, deal
 from fedmpi.data.ratings.store import RatingStore
 from fedmpi.errors import DataError
 
+pytestmark = pytest.mark.slow
+
 SPEC = RatingSpec(dataset="generated", parties=150, items=40, ratings=2_000)
 RATING_STEMS = ("train_items", "train_values", "test_items", "test_values")
 BY_PARTY = (*RATING_STEMS, "user_features")

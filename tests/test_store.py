@@ -25,6 +25,8 @@ from fedmpi.data.images.store import Store
 from fedmpi.data.prepared import prepare
 from fedmpi.errors import ConfigError, DataError
 
+pytestmark = pytest.mark.slow
+
 STEMS = ("train_x", "train_y", "test_x", "test_y")
 
 
