@@ -33,6 +33,8 @@ from fedmpi.secagg.pairs import bundle_channel
 from fedmpi.secagg.party import SecAggParty
 from fedmpi.secagg.rules import Rules, no_meter, share_points
 from fedmpi.secagg.server import SecAggServer
+from fedmpi.secagg.transcript import Transcript, digest_of_keys
+from fedmpi.wire.bits import packed_size
 from fedmpi.wire.messages import encode
 from fedmpi.wire.phases import Cost, Phase
 
@@ -151,7 +153,9 @@ class Stand:
         texts = dict(zip(points, map(encode_share, shares), strict=True))
         self._board.update({(self._party, holder): text for holder, text in texts.items()})
         timed = {peer.party: peer.cipher_key for peer in message.peers if peer.party in self._cell.sampled}
-        for peer, contexts in rules.pair_contexts(self._party, timed).items():
+        keys = {peer.party: peer for peer in message.peers} | {self._party: self.start()}
+        place = Transcript(rules, message.digest or digest_of_keys(keys))
+        for peer, contexts in place.pair_contexts(self._party, timed).items():
             self._channels[peer] = bundle_channel(self._cipher, timed[peer], self._party < peer, contexts)
         bundles = [
             Bundle(peer.party, self._channels[peer.party].seal(2 * texts[peer.party]))
@@ -159,7 +163,7 @@ class Stand:
             else Bundle(peer.party, bytes(SEALED))
             for peer in message.peers
         ]
-        return ShareKeys(1, self._party, tuple(bundles), commit(seed, rules.context(self._party)))
+        return ShareKeys(1, self._party, tuple(bundles), commit(seed, place.context(self._party)))
 
     def _mask(self, message: ShareList) -> MaskedInput:
         for bundle in message.bundles:
@@ -167,7 +171,7 @@ class Stand:
             if bundle.party in self._channels:
                 text = self._channels[bundle.party].open(bundle.sealed)
                 self._board[bundle.party, self._party] = text[:SHARE]  # of b_u: timed parties stay
-        size = MaskedInput.wire_size(self._cell.d, BITS)
+        size = packed_size(self._cell.d, BITS)
         return MaskedInput(1, self._party, np.random.default_rng(self._party).bytes(size - 1) + b"\0")
 
     def _open(self, message: UnmaskRequest) -> Unmask:

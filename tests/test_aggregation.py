@@ -77,7 +77,7 @@ def test_a_party_in_the_clear_has_one_thing_to_say():
 
 
 def union_server(cohort=(0, 1, 2)):
-    return UnionServer(1, cohort, 6, lambda size: PlainServer(1, cohort, Encoding(1.0, 16, 8, size), size))
+    return UnionServer(1, cohort, 6, lambda coded, size: PlainServer(1, cohort, Encoding(1.0, 16, 8, size), size))
 
 
 def proposal(party, *coordinates):
@@ -131,7 +131,7 @@ def test_nobody_who_speaks_leaves_an_empty_round():
     ],
 )
 def test_a_party_takes_no_union_that_leaves_it_out(message, said):
-    party = UnionParty(1, 0, 6, np.ones(2), np.array([2, 4]), lambda values: pytest.fail("it went on"))
+    party = UnionParty(1, 0, 6, np.ones(2), np.array([2, 4]), lambda coded, values: pytest.fail("it went on"))
     assert [type(said) for said in party.start()] == [SupportProposal]
     with pytest.raises(ProtocolError, match=said):
         party.receive(message)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from secagg_driver import Round, identities
 
 from fedmpi.crypto import shamir
-from fedmpi.crypto.keys import Agreement
+from fedmpi.crypto.keys import Agreement, Channel
 from fedmpi.errors import ConfigError, CryptoError, DataError, Fault, ProtocolError
 from fedmpi.secagg import graph as graphs
 from fedmpi.secagg import messages as m
@@ -20,6 +20,7 @@ from fedmpi.secagg import party as states
 from fedmpi.secagg.pairs import bundle_channel, mask_key
 from fedmpi.secagg.party import SecAggParty
 from fedmpi.secagg.rules import Rules, share_points
+from fedmpi.secagg.transcript import Transcript, digest_of_keys
 from fedmpi.wire.bits import unpack
 from fedmpi.wire.phases import Cost, Phase, Purpose
 
@@ -126,17 +127,27 @@ def test_a_round_that_loses_more_than_it_may_ends_before_anything_is_opened(phas
             round.check_sum()
 
 
+class Lax(Rules):
+    """Of a server that does not keep to how many may be lost."""
+
+    tolerated = 99
+
+
+def vars_of(rules):
+    return {field.name: getattr(rules, field.name) for field in dataclasses.fields(rules)}
+
+
 @pytest.mark.parametrize("active", [False, True])
 def test_a_party_does_not_open_a_sum_without_more_than_may_be_lost(active):
     round = Round(8, threshold=5, most_lost=1, identities=identities(8) if active else None)
-    round.server.rules = dataclasses.replace(round.rules, most_lost=None)  # a server that does not keep to it
+    round.server.rules = Lax(**vars_of(round.rules))
     with pytest.raises(ProtocolError, match="without 2 parties, expected 1 or fewer"):
         round.run({p: "MaskedInput" for p in round.cohort[:2]})
 
 
 def test_in_a_sparse_graph_a_party_sees_what_its_neighbours_lost():
     round = Round(20, threshold=4, degree=6, most_lost=1)
-    round.server.rules = dataclasses.replace(round.rules, most_lost=None)
+    round.server.rules = Lax(**vars_of(round.rules))
     lost = round.graph.neighbours(round.cohort[0])[:2]
     with pytest.raises(ProtocolError, match="without 2 parties, expected 1 or fewer"):
         round.run({p: "MaskedInput" for p in lost})
@@ -187,20 +198,60 @@ def test_masks_use_the_narrowest_lane(bits, lane):
     assert Rules(b"s" * 16, 1, 3, 2, 2, 4, bits).lane == np.dtype(lane)
 
 
-def test_contexts_of_other_sessions_rounds_and_parties_differ():
+KEYS = b"k" * 32
+CHANGES = (
+    dict(session=b"t" * 16),
+    dict(round=2),
+    dict(cohort=7, degree=6, threshold=5),
+    dict(threshold=4),
+    dict(dimension=5),
+    dict(bits=21),
+    dict(active=True),
+    dict(most_lost=0),
+    dict(most_lost=1),
+    dict(purpose=Purpose.TEST),
+    dict(agreed=b"a"),
+    dict(about=b"a"),
+)
+
+
+def test_contexts_of_other_instances_and_parties_differ():
     base = Rules(b"s" * 16, 1, 5, 3, 4, 4, 20)
-    changes = dict(session=b"t" * 16), dict(round=2), dict(purpose=Purpose.TEST)
-    others = [dataclasses.replace(base, **change) for change in changes]
-    contexts = {base.context(1, 2), base.context(2, 1), base.context(1), *(rules.context(1, 2) for rules in others)}
-    assert len(contexts) == 6
-    assert len({rules.survivors_text((1, 2)) for rules in (base, *others)}) == 4
-    assert len({rules.keys_text(1, b"c" * 32, b"m" * 32) for rules in (base, *others)}) == 4
+    others = [dataclasses.replace(base, **change) for change in CHANGES]
+    every = [base, *others]
+    assert len({rules.instance for rules in every}) == len(every)
+    assert len({rules.keys_text(1, b"c" * 32, b"m" * 32) for rules in every}) == len(every)
+    places = [Transcript(rules, KEYS) for rules in every] + [Transcript(base, b"l" * 32)]
+    contexts = {place.context(*parties) for place in places for parties in ((1, 2), (2, 1), (1,), (1, 2, 3))}
+    assert len(contexts) == 4 * len(places)
+    assert len({place.survivors_text((1, 2)) for place in places}) == len(places)
+
+
+def test_everything_that_rules_hold_is_in_the_name_of_the_instance():
+    """A field that is added and forgotten there would be one that two parties could be told differently."""
+    base = Rules(b"s" * 16, 1, 5, 3, 4, 4, 20)
+    changed = {name for change in CHANGES for name in change}
+    assert changed == {field.name for field in dataclasses.fields(Rules)}
+    assert vars_of(base).keys() == changed
+
+
+def test_the_digest_of_keys_is_of_parties_and_of_both_keys_in_party_order():
+    keys = {p: m.PeerKeys(p, bytes([p]) * 32, bytes([p + 1]) * 32) for p in (3, 1, 2)}
+    base = digest_of_keys(keys)
+    assert base == digest_of_keys(dict(sorted(keys.items())))
+    others = [
+        {**keys, 3: m.PeerKeys(3, keys[3].mask_key, keys[3].cipher_key)},
+        {p: keys[p] for p in (1, 2)},
+        {1: keys[1], 2: keys[2], 4: keys[3]},
+        {1: keys[2], 2: keys[1], 3: keys[3]},
+    ]
+    assert len({base, *map(digest_of_keys, others)}) == 5
 
 
 def test_contexts_of_pairs_are_contexts():
-    rules = Rules(b"s" * 16, 1, 5, 3, 4, 4, 20)
-    expected = {peer: (rules.context(7, peer), rules.context(peer, 7)) for peer in (1, 9, 300)}
-    assert rules.pair_contexts(7, (1, 9, 300)) == expected
+    place = Transcript(Rules(b"s" * 16, 1, 5, 3, 4, 4, 20), KEYS)
+    expected = {peer: (place.context(7, peer), place.context(peer, 7)) for peer in (1, 9, 300)}
+    assert place.pair_contexts(7, (1, 9, 300)) == expected
 
 
 def test_both_ends_of_a_pair_derive_the_same_and_no_other_pair_round_or_session_does():
@@ -209,9 +260,11 @@ def test_both_ends_of_a_pair_derive_the_same_and_no_other_pair_round_or_session_
     places = [(base, 1, 2), (base, 1, 3), (base, 2, 3), (dataclasses.replace(base, round=2), 1, 2)]
     places.append((dataclasses.replace(base, session=b"t" * 16), 1, 2))
     places.append((dataclasses.replace(base, purpose=Purpose.TEST), 1, 2))
+    places.append((dataclasses.replace(base, about=b"another model"), 1, 2))
     sealed, keys = [], set()
     for rules, a, b in places:
-        up, down = rules.pair_contexts(a, [b])[b], rules.pair_contexts(b, [a])[a]
+        place = Transcript(rules, KEYS)
+        up, down = place.pair_contexts(a, [b])[b], place.pair_contexts(b, [a])[a]
         keys |= {mask_key(low, high.public, True, up), mask_key(high, low.public, False, down)}
         ends = bundle_channel(low, high.public, True, up), bundle_channel(high, low.public, False, down)
         sealed += [ends[0].seal(b"text"), ends[1].seal(b"text")]
@@ -291,7 +344,13 @@ def test_a_peer_whose_mask_key_is_of_low_order_gets_no_input():
     """Only the server looks at a mask key before it is used; one that lets it pass finds the party refusing."""
     party, good, _ = at_phase(m.KeyList)
     party.receive(replace(good, peers=(dataclasses.replace(good.peers[0], mask_key=bytes(32)), *good.peers[1:])))
-    bundles = tuple(m.Bundle(peer.party, bytes(m.SEALED)) for peer in good.peers)
+    # the bundles are of parties that were shown the same list, as far as it can be seen here
+    contexts = party.state.transcript.pair_contexts(party.party, party.state.peers)
+    sealed = {
+        p: Channel(c._key, p < party.party, contexts[p][1], contexts[p][0]).seal(bytes(2 * m.SHARE))
+        for p, c in party.state.channels.items()
+    }
+    bundles = tuple(m.Bundle(p, text) for p, text in sealed.items())
     refused(party, m.ShareList(3, party.party, bundles), f"cannot agree with the key of party {good.peers[0].party}")
 
 
@@ -307,7 +366,7 @@ def test_a_party_never_opens_below_its_threshold_nor_for_a_list_without_itself()
     party, good, round = at_phase(m.UnmaskRequest)
     refused(party, replace(good, survivors=good.survivors[:3]), "was shown 3 survivors, expected 4 or more")
     refused(party, replace(good, survivors=tuple(p for p in good.survivors if p != party.party)), "not itself")
-    refused(party, replace(good, survivors=(*good.survivors, 99)), "stranger")
+    refused(party, replace(good, survivors=(*good.survivors, 99)), "a party that it did not mask with")
     refused(party, replace(good, survivors=good.survivors[::-1]), "out of order")
     answer = party.receive(good)
     assert all(isinstance(a, m.SelfMaskShare) for a in answer.answers)
@@ -426,8 +485,10 @@ def test_a_bundle_that_does_not_open_is_named_and_the_round_goes_on(how):
         return replace(message, bundles=(m.Bundle(message.bundles[0].party, bad), *message.bundles[1:]))
 
     round = Round(7).run(tamper=lie_once(m.ShareKeys, LIAR, change))
-    assert f"party 0, Unmask: could not open the bundle of party {LIAR}" in map(str, round.server.faults)
-    round.check_sum(round.cohort)
+    assert list(map(str, round.server.faults)) == [
+        f"party {LIAR}, ShareKeys: dealt bundles that 1 of its peers could not open"
+    ]
+    round.check_sum([p for p in round.cohort if p != LIAR])
 
 
 def test_wrong_shares_are_decoded_and_their_holders_named():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedmpi.errors import WireError
 from fedmpi.secagg import messages as secagg
-from fedmpi.wire.control import Stop
+from fedmpi.wire.control import NONCE, Stop
 from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, MAX_ROUND, VERSION, Header, Reader
 from fedmpi.wire.message import register
 from fedmpi.wire.messages import (
@@ -19,6 +19,7 @@ from fedmpi.wire.messages import (
     EvalReport,
     Evaluate,
     Fill,
+    Nonces,
     PlainInput,
     PlainRows,
     Ready,
@@ -48,7 +49,8 @@ peer_keys = st.lists(st.builds(secagg.PeerKeys, u32, key, key), max_size=3) | st
     st.builds(secagg.PeerKeys, u32, key, key, signature), max_size=3
 )
 answer = st.builds(secagg.SelfMaskShare, u32, share) | st.builds(secagg.PairKeyShare, u32, share)
-answers = st.lists(answer | st.builds(secagg.Unopened, u32), max_size=5).map(tuple)
+answers = st.lists(answer | st.builds(secagg.PairMask, u32, st.binary(min_size=16, max_size=16)), max_size=5).map(tuple)
+nonces = st.integers(0, 3).flatmap(lambda n: st.binary(min_size=NONCE * n, max_size=NONCE * n))
 proofs = st.lists(st.builds(secagg.Signed, u32, signature), max_size=3).map(tuple)
 
 
@@ -73,17 +75,19 @@ def plain_rows(draw):
 
 anything = st.one_of(
     st.builds(secagg.AdvertiseKeys, rounds, party, key, key, st.just(b"") | signature),
-    st.builds(secagg.KeyList, rounds, party, peer_keys.map(tuple)),
+    st.builds(secagg.KeyList, rounds, party, peer_keys.map(tuple), st.just(b"") | key),
     st.builds(secagg.ShareKeys, rounds, party, bundles, key),
     st.builds(secagg.ShareList, rounds, party, bundles),
-    st.builds(secagg.MaskedInput, rounds, party, st.binary()),
+    st.builds(secagg.MaskedInput, rounds, party, st.binary(), survivors),
+    st.builds(secagg.Withdrawal, rounds, party, survivors),
     st.builds(secagg.SurvivorList, rounds, party, survivors),
     st.builds(secagg.ConsistencyCheck, rounds, party, signature),
-    st.builds(secagg.UnmaskRequest, rounds, party, survivors, proofs),
+    st.builds(secagg.UnmaskRequest, rounds, party, survivors, proofs, survivors),
     st.builds(secagg.Unmask, rounds, party, answers),
     st.builds(Setup, rounds, party, st.text(), parties),
-    st.builds(Ready, rounds, party, st.integers(0, 2**64 - 1), u32, parties),
-    st.builds(Fill, rounds, party, parties, u32, u32),
+    st.builds(Ready, rounds, party, st.integers(0, 2**64 - 1), u32, parties, nonces),
+    st.builds(Nonces, rounds, party, nonces),
+    st.builds(Fill, rounds, party, parties, u32, u32, key),
     st.builds(Train, rounds, party, parties, u32, u32, thetas),
     st.builds(Evaluate, rounds, party, parties, u32, u32, thetas),
     st.builds(SupportProposal, rounds, party, st.binary()),
@@ -99,23 +103,27 @@ anything = st.one_of(
 
 
 def unmask_law(message):
-    unopened = sum(isinstance(answer, secagg.Unopened) for answer in message.answers)
-    return secagg.Unmask.wire_size(len(message.answers) - unopened, unopened)
+    direct = sum(isinstance(answer, secagg.PairMask) for answer in message.answers)
+    return secagg.Unmask.wire_size(len(message.answers) - direct, direct)
 
 
 # The size law of every message, from what the message holds.
 LAWS = {
     secagg.AdvertiseKeys: lambda m: secagg.AdvertiseKeys.wire_size(bool(m.signature)),
-    secagg.KeyList: lambda m: secagg.KeyList.wire_size(len(m.peers), bool(m.peers and m.peers[0].signature)),
+    secagg.KeyList: lambda m: secagg.KeyList.wire_size(
+        len(m.peers), bool(m.peers and m.peers[0].signature), bool(m.digest)
+    ),
     secagg.ShareKeys: lambda m: secagg.ShareKeys.wire_size(len(m.bundles)),
     secagg.ShareList: lambda m: secagg.ShareList.wire_size(len(m.bundles)),
-    secagg.MaskedInput: lambda m: secagg.MaskedInput.wire_size(len(m.values), 8),
+    secagg.MaskedInput: lambda m: secagg.MaskedInput.wire_size(len(m.values), 8, len(m.unopened)),
+    secagg.Withdrawal: lambda m: secagg.Withdrawal.wire_size(len(m.unopened)),
     secagg.SurvivorList: lambda m: secagg.SurvivorList.wire_size(len(m.survivors)),
     secagg.ConsistencyCheck: lambda m: secagg.ConsistencyCheck.wire_size(),
-    secagg.UnmaskRequest: lambda m: secagg.UnmaskRequest.wire_size(len(m.survivors), len(m.signatures)),
+    secagg.UnmaskRequest: lambda m: secagg.UnmaskRequest.wire_size(len(m.survivors), len(m.signatures), len(m.direct)),
     secagg.Unmask: unmask_law,
     Setup: lambda m: Setup.wire_size(len(m.config.encode()), len(m.parties)),
-    Ready: lambda m: Ready.wire_size(len(m.clear)),
+    Ready: lambda m: Ready.wire_size(len(m.clear), len(m.nonces) // NONCE),
+    Nonces: lambda m: Nonces.wire_size(len(m.nonces) // NONCE),
     PlainRows: lambda m: PlainRows.wire_size(len(m.parties), len(m.rows), m.row_bits, m.value_bits, m.values.shape[1]),
     Fill: lambda m: Fill.wire_size(len(m.parties)),
     Train: lambda m: Train.wire_size(len(m.theta), len(m.parties)),
@@ -150,7 +158,7 @@ def framed(kind, payload):
         (Tally, bytes(12) + b"[" * 100_000, "Tally: facts are not JSON"),
         (Tally, bytes(12) + b"[]", "Tally: facts are not a JSON object"),
         (secagg.AdvertiseKeys, bytes(64 + 63), "AdvertiseKeys: a signature of 63 bytes, expected 64 or none"),
-        (secagg.KeyList, b"\2", "KeyList: flag 2, expected 0 or 1"),
+        (secagg.KeyList, b"\4", "KeyList: flags 4, expected 0 to 3"),
         (secagg.Unmask, b"\1\0\0\0" + b"\3\0\0\0\0", "Unmask: an answer of kind 3, expected below 3"),
         (Checkpoint, b"x", "Checkpoint: 1 bytes left over"),
         (Ready, bytes(5), "Ready: 12 bytes announced, 5 left"),
@@ -178,8 +186,10 @@ def test_whoever_a_message_serves_is_charged_as_if_alone(message):
         assert not charged
     elif isinstance(message, Ready):
         assert not charged  # a decoded one does not know its parties
-        named = dataclasses.replace(message, parties=(7,), clear=message.clear[:1])
-        assert list(named.shares()) == [(7, Ready.wire_size(int(7 in named.clear)))]
+        named = dataclasses.replace(message, parties=(7,), clear=message.clear[:1], nonces=message.nonces[:NONCE])
+        assert list(named.shares()) == [(7, Ready.wire_size(int(7 in named.clear), len(named.nonces) // NONCE))]
+    elif isinstance(message, Nonces):
+        assert not charged and list(dataclasses.replace(message, parties=(7,)).shares()) == [(7, len(message.nonces))]
     elif hasattr(message, "parties"):
         assert [party for party, _ in charged] == list(message.parties)
         if len(charged) == 1:
@@ -249,7 +259,7 @@ def test_what_is_wrong_with_a_header_is_said(change, said):
 
 def test_the_header_is_laid_out_as_its_table_says():
     frame = encode(secagg.ConsistencyCheck(0x01020304, 0x05060708, bytes(64), purpose=Purpose.TEST)).tobytes()
-    assert frame[:FRAMING].hex() == "464d021a" + "04030201" + "08070605" + "01" + "40000000000000"
+    assert frame[:FRAMING].hex() == "464d031a" + "04030201" + "08070605" + "01" + "40000000000000"
 
 
 @pytest.mark.parametrize("round", [-1, MAX_ROUND + 1])
@@ -281,6 +291,6 @@ def test_an_announced_size_is_never_allocated_before_its_bytes_are_there(kind):
 def test_every_field_of_a_message_travels(message):
     """A field that `parse` does not give back would arrive as its default."""
     own = [field.name for field in dataclasses.fields(message) if field.name not in ("round", "party", "purpose")]
-    stays = {"parties"} if isinstance(message, Ready) else set()  # for the sender's own ledger
+    stays = {"parties"} if isinstance(message, (Ready, Nonces)) else set()  # for the sender's own ledger
     payload = memoryview(encode(message))[FRAMING:]
     assert len(type(message).parse(Reader(payload, "message"))) == len(set(own) - stays)

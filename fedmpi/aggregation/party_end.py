@@ -22,13 +22,13 @@ class PartyEnd:
     def __init__(
         self,
         config: Config,
-        session: bytes,
+        rules: ProtocolRules,
         dimension: int,
         clear: Collection[int],
         identities: Mapping[int, Identity] | None = None,
     ):
         self.dimension, self.clear = dimension, frozenset(clear)
-        self._rules = ProtocolRules(config, session)
+        self._rules = rules
         self._plan = dropout.parse(config.aggregation.dropout, config.run.seed, config.run.parties)
         self._identities = identities or {}
 
@@ -48,9 +48,11 @@ class PartyEnd:
         rules = self._rules.of(session, hidden, encoding)
         return SecureParty(SecAggParty(rules, party, values, identity=self._identities.get(party), meter=meter))
 
-    def test(self, round: int, party: int, everyone: int, row: np.ndarray, meter: Meter = no_meter) -> PartySession:
+    def test(
+        self, round: int, about: bytes, party: int, everyone: int, row: np.ndarray, meter: Meter = no_meter
+    ) -> PartySession:
         """Of a party's test figures, hidden whatever it does with its updates."""
-        rules = self._rules.of(Session(round, Purpose.TEST), everyone, figures.encoding(len(row)))
+        rules = self._rules.of(Session(round, Purpose.TEST, about=about), everyone, figures.encoding(len(row)))
         machine = SecAggParty(
             rules, party, figures.encode(row, everyone), identity=self._identities.get(party), meter=meter
         )

@@ -1,7 +1,11 @@
 """What secure aggregation works by: the rules that both ends of a session work out by themselves, and whether they can hold."""
 
+import hashlib
+import json
 from collections.abc import Collection
 from dataclasses import dataclass
+
+import numpy as np
 
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError
@@ -12,6 +16,15 @@ from fedmpi.wire.phases import Purpose
 
 SMALL_COHORT = 200
 
+# Each rank's own affair: where it keeps and finds things, what it computes with, how long it waits. None of it changes what is
+# computed or what protects it, so ranks need not agree.
+OWN = {
+    "run": ("preset", "out", "resume", "checkpoint_every", "keep_parties", "round_deadline"),
+    "data": ("data_dir", "cache_dir"),
+    "aggregation": ("pki", "phase_deadline"),
+    "machine": ("device", "threads"),
+}
+
 
 @dataclass(frozen=True)
 class Session:
@@ -20,6 +33,26 @@ class Session:
     round: int
     purpose: Purpose = Purpose.TRAINING
     most_lost: int | None = None  # parties that it may lose and still open its sum, `Algorithm.most_lost`
+    about: bytes = b""  # what the inputs were made from, `digest` of the model
+
+
+def digest(theta: np.ndarray) -> bytes:
+    """The model that everybody was shown."""
+    return hashlib.sha256(np.ascontiguousarray(theta, "<f4").data).digest()
+
+
+def agreed(config: Config, multiplier: float) -> bytes:
+    """Digest of the settings that all ranks must have alike, and of sigma."""
+    settings = {
+        layer: {name: value for name, value in values.items() if name not in OWN.get(layer, ())}
+        for layer, values in config.as_dict().items()
+    }
+    return hashlib.sha256(json.dumps([settings, multiplier.hex()], sort_keys=True).encode()).digest()
+
+
+def name_of_session(chosen: bytes, nonces: bytes) -> bytes:
+    """Of what rank 0 chose and of every party's nonce: no party can be brought into a session that was there before."""
+    return hashlib.sha256(b"fedmpi/session/1" + len(chosen).to_bytes(4, "big") + chosen + nonces).digest()
 
 
 def chosen_clear(config: Config) -> frozenset[int]:
@@ -39,8 +72,13 @@ def chosen_clear(config: Config) -> frozenset[int]:
 class ProtocolRules:
     """What secure aggregation works by, for any number of hidden parties; and whether it can."""
 
-    def __init__(self, config: Config, session: bytes = b""):
+    def __init__(self, config: Config, session: bytes = b"", multiplier: float = 0.0):
         self._config, self._settings, self._session = config, config.aggregation, session
+        self._agreed = agreed(config, multiplier)
+
+    def meet(self, nonces: bytes) -> None:
+        """Everybody's nonces are there: from now on the session is theirs as well."""
+        self._session = name_of_session(self._session, nonces)
 
     def of(self, session: Session, hidden: int, encoding: Encoding) -> Rules:
         """The same for the server and for every party. ConfigError if so many cannot run the protocol."""
@@ -61,6 +99,8 @@ class ProtocolRules:
             bits=encoding.bits,
             active=settings.adversary == "active",
             most_lost=most_lost,
+            agreed=self._agreed,
+            about=session.about,
         )
 
     def _shape(self, hidden: int) -> tuple[int, int]:

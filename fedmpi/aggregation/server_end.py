@@ -9,7 +9,7 @@ from fedmpi.aggregation.plain import PlainServer
 from fedmpi.aggregation.protocol import ProtocolRules, Session
 from fedmpi.aggregation.rows import RowServer
 from fedmpi.aggregation.secure import HybridServer, SecureServer
-from fedmpi.aggregation.union import UnionServer, over
+from fedmpi.aggregation.union import UnionServer, over, over_union
 from fedmpi.config import Config
 from fedmpi.crypto.prg import KeyStream
 from fedmpi.privacy.encoding import Encoding
@@ -28,35 +28,32 @@ class ServerEnd:
     def __init__(
         self,
         config: Config,
-        session: bytes,
+        rules: ProtocolRules,
         dimension: int,
         mechanism: Mechanism,
         identities: dict[int, bytes] | None = None,
         meter: Meter = no_meter,
     ):
         """`dimension` of the shared vector."""
-        self.rules = ProtocolRules(config, session)
+        self.rules = rules
         self._config, self._dimension, self._mechanism = config, dimension, mechanism
         self._plan = dropout.parse(config.aggregation.dropout, config.run.seed, config.run.parties)
         self._identities, self._meter = identities, meter
 
-    def training(
-        self, round: int, cohort: tuple[int, ...], clear: Collection[int], most_lost: int | None
-    ) -> ServerSession:
-        session, encoding = Session(round, most_lost=most_lost), self._mechanism.encoding
+    def training(self, session: Session, cohort: tuple[int, ...], clear: Collection[int]) -> ServerSession:
         if self._config.aggregation.support == "union":
 
-            def follow(coordinates: int) -> ServerSession:
-                return self._sum(session, cohort, clear, over(self._mechanism, coordinates).encoding)
+            def follow(coded: bytes, coordinates: int) -> ServerSession:
+                return self._sum(over_union(session, coded), cohort, clear, over(self._mechanism, coordinates).encoding)
 
-            inner: ServerSession = UnionServer(round, cohort, self._dimension, follow)
+            inner: ServerSession = UnionServer(session.round, cohort, self._dimension, follow)
         else:
-            inner = self._sum(session, cohort, clear, encoding)
-        return dropout.ForewarnedServer(inner, self._plan, round, clear)
+            inner = self._sum(session, cohort, clear, self._mechanism.encoding)
+        return dropout.ForewarnedServer(inner, self._plan, session.round, clear)
 
-    def test(self, round: int, everyone: tuple[int, ...], columns: int) -> ServerSession:
+    def test(self, round: int, about: bytes, everyone: tuple[int, ...], columns: int) -> ServerSession:
         """The sum of everybody's test figures, hidden whatever they do with their updates."""
-        return self._sum(Session(round, Purpose.TEST), everyone, (), figures.encoding(columns))
+        return self._sum(Session(round, Purpose.TEST, about=about), everyone, (), figures.encoding(columns))
 
     def _sum(
         self, session: Session, cohort: tuple[int, ...], clear: Collection[int], encoding: Encoding

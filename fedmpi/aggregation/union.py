@@ -4,11 +4,14 @@ Each names those that its data ask for, and has the union of all back; then ever
 it had nothing to say. Both classes wrap the aggregation that follows, whichever it is.
 """
 
+import dataclasses
+import hashlib
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from fedmpi.aggregation.base import Answers, Forwarding, Listening, PartySession, ServerSession, Sum
+from fedmpi.aggregation.protocol import Session
 from fedmpi.errors import ProtocolError, WireError
 from fedmpi.privacy.mechanism import Kind
 from fedmpi.wire.message import Message
@@ -25,6 +28,11 @@ def over(mechanism: Kind, coordinates: int) -> Kind:
             phase=Phase.SUPPORT,
         )
     return mechanism.over(coordinates)
+
+
+def over_union(session: Session, coded: bytes) -> Session:
+    """The session once its coordinates are settled, which are then part of what it is about."""
+    return dataclasses.replace(session, about=hashlib.sha256(session.about + coded).digest())
 
 
 class Proposals(Listening):
@@ -57,8 +65,10 @@ class Proposals(Listening):
 
 
 class UnionServer(Forwarding):
-    def __init__(self, round: int, cohort: tuple[int, ...], dimension: int, follow: Callable[[int], ServerSession]):
-        """`follow(coordinates)` makes the aggregation over so many."""
+    def __init__(
+        self, round: int, cohort: tuple[int, ...], dimension: int, follow: Callable[[bytes, int], ServerSession]
+    ):
+        """`follow(coded, coordinates)` makes the aggregation over the union, so many coordinates, as it is sent."""
         self._proposals = Proposals(cohort, dimension)
         super().__init__(self._proposals)
         self._round, self._cohort, self._dimension, self._follow = round, cohort, dimension, follow
@@ -71,7 +81,7 @@ class UnionServer(Forwarding):
         heard = self._proposals.heard
         self._union = np.unique(np.concatenate([*heard.values(), np.array([0])]))  # never empty
         coded = encode_support(self._union, self._dimension)
-        self._inner = self._follow(len(self._union))
+        self._inner = self._follow(coded, len(self._union))
         answers = answers + [(party, SupportUnion(self._round, party, coded)) for party in sorted(heard)]
         answers += self._inner.start()
         for party in self._cohort:
@@ -92,9 +102,9 @@ class UnionParty(PartySession):
         dimension: int,
         values: np.ndarray,
         support: np.ndarray | None,
-        follow: Callable[[np.ndarray], PartySession],
+        follow: Callable[[bytes, np.ndarray], PartySession],
     ):
-        """`follow(values)` makes the aggregation of an update over the union's coordinates."""
+        """`follow(coded, values)` makes the aggregation of an update over the union's coordinates, as it was sent them."""
         self._round, self._party, self._dimension = round, party, dimension
         self._values, self._follow = values, follow
         self._support = np.arange(dimension) if support is None else support
@@ -116,5 +126,5 @@ class UnionParty(PartySession):
             )
         values = np.zeros(len(union))
         values[at] = self._values
-        self._inner = self._follow(values)
+        self._inner = self._follow(message.support, values)
         return self._inner.start()

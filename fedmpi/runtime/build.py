@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedmpi.aggregation.protocol import ProtocolRules
 from fedmpi.aggregation.server_end import ServerEnd
 from fedmpi.algorithm import Algorithm, folder_of, load_method
 from fedmpi.config import Config, check, from_dict
@@ -172,9 +173,13 @@ def mechanism(orders: Orders, method: Algorithm) -> Mechanism:
     return chosen
 
 
+def protocol_rules(orders: Orders) -> ProtocolRules:
+    return ProtocolRules(orders.config, orders.session_bytes, orders.multiplier)
+
+
 def server_end(orders: Orders, method: Algorithm, mechanism: Mechanism, meter: Meter) -> ServerEnd:
     identities = public_identities(orders.config)
-    return ServerEnd(orders.config, orders.session_bytes, method.dimension, mechanism, identities, meter)
+    return ServerEnd(orders.config, protocol_rules(orders), method.dimension, mechanism, identities, meter)
 
 
 def terms(config: Config, mechanism: Mechanism, method: type[Algorithm]) -> Terms:

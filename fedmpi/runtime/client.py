@@ -1,5 +1,6 @@
 """A client rank: it hosts parties, and answers the server until it is told to stop."""
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 
 from fedmpi.aggregation.base import PartySession
 from fedmpi.aggregation.party_end import PartyEnd
-from fedmpi.aggregation.protocol import chosen_clear
+from fedmpi.aggregation.protocol import chosen_clear, digest
 from fedmpi.algorithm import Algorithm, LocalUpdate, RowUpdates
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError, ProtocolError
@@ -22,9 +23,21 @@ from fedmpi.secagg.party import Identity
 from fedmpi.secagg.pki import read_identity, read_public
 from fedmpi.secagg.rules import Meter
 from fedmpi.transport.endpoint import Endpoint
+from fedmpi.wire.control import NONCE
 from fedmpi.wire.frame import NOBODY
 from fedmpi.wire.message import Message, alone
-from fedmpi.wire.messages import Checkpoint, EvalReport, Evaluate, Fill, Ready, Setup, Stop, Train, TrainReport
+from fedmpi.wire.messages import (
+    Checkpoint,
+    EvalReport,
+    Evaluate,
+    Fill,
+    Nonces,
+    Ready,
+    Setup,
+    Stop,
+    Train,
+    TrainReport,
+)
 from fedmpi.wire.phases import Cost, Phase, Purpose
 
 SERVER = 0
@@ -84,7 +97,11 @@ class Client:
         hybrid = self.config.aggregation.aggregation == "hybrid"
         self.chosen = algorithm.clear_parties() if hybrid else ()  # by the method's rule
         clear = chosen_clear(self.config) | set(self.chosen)
-        self.end = PartyEnd(self.config, orders.session_bytes, algorithm.dimension, clear, identities)
+        self.rules = build.protocol_rules(orders)
+        self.end = PartyEnd(self.config, self.rules, algorithm.dimension, clear, identities)
+        active = self.config.aggregation.adversary == "active"
+        self.nonces = os.urandom(NONCE * len(parties)) if active else b""
+        self.met = not active  # whether everybody's nonces are there
         kind = DEPARTURES[mechanism.form]
         self.departures = kind(
             self.config, algorithm, mechanism, self.end, lambda cost: self.watch(cost), self.meter_of
@@ -92,23 +109,35 @@ class Client:
         self.sessions: dict[int, PartySession] = {}  # of the round, or the test, that is under way
         self.under_way: tuple[int, Purpose] = 0, Purpose.TRAINING
         self.trained = 0  # the last round that this rank was asked to train in: each releases once
+        self.tested = -1  # the last that it was asked to test, as often; 0: the references
         self.final: Evaluate | None = None  # the finished model, under --keep-parties
 
     def restore(self, round: int) -> None:
         """Go on after a checkpointed round; 0: from the beginning."""
         if round:
             checkpoint.restore_parties(self.config, self.algorithm, self.parties, round)
+            self.trained = self.tested = round
         elif self.config.run.resume:
             checkpoint.forget_all(self.config)
 
     def say_ready(self) -> None:
         # A checksum is a figure too, and stays home with the others.
         data = self.algorithm.data_fingerprint if self.config.privacy.shown == "party" else 0
-        ready = Ready(0, NOBODY, self.algorithm.dimension, data, self.chosen, self.parties)
+        ready = Ready(0, NOBODY, self.algorithm.dimension, data, self.chosen, self.nonces, self.parties)
         self.endpoint.send(SERVER, ready)
+
+    def meet(self, message: Nonces) -> None:
+        """The session has everybody's nonce in its name, and these parties' own among them: it cannot be an earlier one."""
+        first, total = NONCE * self.parties[0], NONCE * self.config.run.parties
+        own = message.nonces[first : first + len(self.nonces)]
+        if self.met or len(message.nonces) != total or own != self.nonces:
+            raise ProtocolError("rank 0 sent nonces that lack this rank's, or that nobody asked for", phase=Phase.SETUP)
+        self.rules.meet(message.nonces)
+        self.met = True
 
     def serve(self) -> int:
         handlers: dict[type[Message], Callable[[Any], None]] = {
+            Nonces: self.meet,
             Train: self.train,
             Fill: self.fill,
             Evaluate: self.evaluate,
@@ -133,8 +162,9 @@ class Client:
         if model.round <= self.trained:
             raise ProtocolError(f"rank 0 asked for round {model.round} after round {self.trained}", phase=Phase.MODEL)
         self.begin(model.round)
+        about = digest(model.theta)
         for work in self.local_work(model):
-            figures, leaving = self.departures.of(work, model)
+            figures, leaving = self.departures.of(work, model, about)
             if self.config.privacy.shown == "party":
                 self.endpoint.send(SERVER, TrainReport(model.round, alone(work.parties), work.parties, figures))
             self.depart(leaving)
@@ -173,6 +203,8 @@ class Client:
 
     def check_asked(self, asked: Train | Fill | Evaluate, theta: np.ndarray | None = None) -> None:
         """It is about parties that are here, and a model of the right size."""
+        if not self.met:
+            raise ProtocolError("rank 0 began before it had sent everybody's nonces", phase=asked.PHASE)
         if not set(asked.parties) <= set(self.parties) or len(set(asked.parties)) != len(asked.parties):
             raise ProtocolError("rank 0 asked for parties that this rank does not host, or twice", phase=asked.PHASE)
         if theta is not None and len(theta) != self.algorithm.dimension:
@@ -209,6 +241,11 @@ class Client:
 
     def evaluate(self, model: Evaluate) -> None:
         self.check_asked(model, model.theta)
+        if model.round <= self.tested:
+            raise ProtocolError(
+                f"rank 0 asked for the test of round {model.round} after that of round {self.tested}", phase=model.PHASE
+            )
+        self.tested = model.round
         if self.config.run.keep_parties and model.round == self.config.run.rounds:
             self.final = model
         if self.config.privacy.shown == "none":
@@ -246,8 +283,9 @@ class Client:
                 f"rank 0 announced a test of {model.cohort} parties, expected all", phase=Phase.EVALUATION
             )
         self.begin(model.round, Purpose.TEST)
+        about = digest(model.theta)
         self.depart(
-            ((party,), self.end.test(model.round, party, model.cohort, row, self.meter_of(party)))
+            ((party,), self.end.test(model.round, about, party, model.cohort, row, self.meter_of(party)))
             for party, row in zip(model.parties, figures, strict=True)
         )
 

@@ -6,7 +6,6 @@ Nothing that a party computed leaves it another way, but for the figures of its 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -15,7 +14,7 @@ from fedmpi.aggregation.base import PartySession
 from fedmpi.aggregation.party_end import PartyEnd
 from fedmpi.aggregation.protocol import Session
 from fedmpi.aggregation.rows import RowsParty
-from fedmpi.aggregation.union import UnionParty, over
+from fedmpi.aggregation.union import UnionParty, over, over_union
 from fedmpi.algorithm import Algorithm, LocalUpdate, RowUpdates
 from fedmpi.config import Config
 from fedmpi.errors import ProtocolError
@@ -47,16 +46,17 @@ class Departures(ABC, Generic[Work]):
         self._config, self._algorithm, self._mechanism, self._end = config, algorithm, mechanism, end
         self._watch, self._meter_of = watch, meter_of
 
-    def of(self, work: Work, model: Train) -> tuple[np.ndarray, Leaving]:
+    def of(self, work: Work, model: Train, about: bytes) -> tuple[np.ndarray, Leaving]:
         """(what the parties say of their work, a row each: the method's columns, the norm of the update, whether or how much of
-        it is cut; their sessions)"""
+        it is cut; their sessions). `about`: digest of the model."""
         if not isinstance(work, self.takes):
             declared, given = type(self._algorithm.sends).__name__, type(work).__name__
             raise ProtocolError(f"the method declared that it sends {declared}, and gave {given}", phase="local work")
-        return self._of(work, model)
+        most_lost = self._algorithm.most_lost(model.theta)
+        return self._of(work, model, Session(model.round, most_lost=most_lost, about=about))
 
     @abstractmethod
-    def _of(self, work: Work, model: Train) -> tuple[np.ndarray, Leaving]: ...
+    def _of(self, work: Work, model: Train, session: Session) -> tuple[np.ndarray, Leaving]: ...
 
     def fill(self, asked: Fill) -> Leaving:
         """Parties that take part with an update of zeros, and so with noise alone."""
@@ -69,21 +69,23 @@ class VectorDepartures(Departures[LocalUpdate]):
     takes = LocalUpdate
     _mechanism: Vector
 
-    def _of(self, work: LocalUpdate, model: Train) -> tuple[np.ndarray, Leaving]:
+    def _of(self, work: LocalUpdate, model: Train, session: Session) -> tuple[np.ndarray, Leaving]:
         self._check(work)
         norm = l2_norm(work.values)
         said = [work.figures[name] for name in self._algorithm.report_columns]
         figures = np.array([[*said, norm, norm > self._mechanism.encoding.clip]], np.float64)
-        return figures, self._sessions(work, model)
+        return figures, self._sessions(work, model, session)
 
-    def _sessions(self, work: LocalUpdate, model: Train) -> Leaving:
-        session = Session(model.round, most_lost=self._algorithm.most_lost(model.theta))
-        follow = partial(self._encoded, session, model, work.party)
+    def _sessions(self, work: LocalUpdate, model: Train, session: Session) -> Leaving:
         if self._config.aggregation.support == "union":
+
+            def follow(coded: bytes, values: np.ndarray) -> PartySession:
+                return self._encoded(over_union(session, coded), model, work.party, values)
+
             dimension = self._algorithm.dimension
             inner: PartySession = UnionParty(model.round, work.party, dimension, work.values, work.support, follow)
         else:
-            inner = follow(work.values, work.support)
+            inner = self._encoded(session, model, work.party, work.values, work.support)
         yield work.parties, self._end.vanishing(inner, model.round, work.party)
 
     def fill(self, asked: Fill) -> Leaving:
@@ -91,7 +93,7 @@ class VectorDepartures(Departures[LocalUpdate]):
             yield from super().fill(asked)
         zeros = np.zeros(self._algorithm.support_size())
         for party in asked.parties:
-            inner = self._encoded(Session(asked.round), asked, party, zeros)
+            inner = self._encoded(Session(asked.round, about=asked.model), asked, party, zeros)
             yield (party,), self._end.vanishing(inner, asked.round, party)
 
     def _encoded(
@@ -127,14 +129,14 @@ class RowDepartures(Departures[RowUpdates]):
     takes = RowUpdates
     _mechanism: Cut
 
-    def _of(self, work: RowUpdates, model: Train) -> tuple[np.ndarray, Leaving]:
+    def _of(self, work: RowUpdates, model: Train, session: Session) -> tuple[np.ndarray, Leaving]:
         with self._watch(Cost.ENCODE):
             self._check(work)
             steps, cut = self._mechanism.encode_rows(work.values)
             norms = np.sqrt(_per_party(work, np.einsum("nw,nw->n", work.values, work.values)))
             sizes = np.maximum(1, work.counts * work.values.shape[1])
             figures = np.column_stack((work.figures, norms, _per_party(work, cut) / sizes))
-        return figures, self._sessions(work, steps, model)
+        return figures, self._sessions(work, steps, model, session)
 
     def _check(self, work: RowUpdates) -> None:
         """Rows that are there, once each: a sum in the clear and a sum of hidden vectors are then the same."""
@@ -149,9 +151,8 @@ class RowDepartures(Departures[RowUpdates]):
         if what:
             raise ProtocolError(f"the method gave {what}", phase="local work")
 
-    def _sessions(self, work: RowUpdates, steps: np.ndarray, model: Train) -> Leaving:
+    def _sessions(self, work: RowUpdates, steps: np.ndarray, model: Train, session: Session) -> Leaving:
         encoding = self._mechanism.encoding
-        session = Session(model.round, most_lost=self._algorithm.most_lost(model.theta))
         clear = np.array([party in self._end.clear for party in work.parties], bool)
         late = np.array([self._end.misses(model.round, party) for party in work.parties], bool)
         yield work.parties, RowsParty(model.round, work.parties, work.counts, work.rows, steps, clear & ~late, encoding)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedmpi.aggregation import figures
 from fedmpi.aggregation.base import Sum
-from fedmpi.aggregation.protocol import chosen_clear
+from fedmpi.aggregation.protocol import Session, chosen_clear, digest
 from fedmpi.algorithm import Algorithm
 from fedmpi.errors import ProtocolError
 from fedmpi.privacy.account import Releases
@@ -29,8 +29,9 @@ from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.runtime.tallies import Tallies
 from fedmpi.transport.endpoint import Endpoint
+from fedmpi.wire.control import NONCE
 from fedmpi.wire.message import alone
-from fedmpi.wire.messages import Checkpoint, Evaluate, Fill, Ready, Setup, Stop, Tally, Train
+from fedmpi.wire.messages import Checkpoint, Evaluate, Fill, Nonces, Ready, Setup, Stop, Tally, Train
 from fedmpi.wire.phases import Purpose
 
 
@@ -72,6 +73,7 @@ class Server:
         self.tallies = Tallies(mailbox.endpoint, watch)
         # Who shares in the clear; a method's rule adds to these when ranks are ready, and then nobody does.
         self.clear = chosen_clear(self.config)
+        self.nonces: dict[int, bytes] = {}  # of each rank's parties, where the adversary is active
         self.dropouts: collections.Counter[str] = collections.Counter()
         self.theta = algorithm.initial()
         self.references: dict[str, float | None] = dict.fromkeys(algorithm.reference_scores)
@@ -85,6 +87,10 @@ class Server:
         )
         self.mailbox.collect(Ready, self._check_ready)
         self.end.rules.check(self.clear)
+        if self.config.aggregation.adversary == "active":
+            nonces = b"".join(self.nonces[rank] for rank in self.mailbox.placement.ranks())
+            self.mailbox.to_hosts(range(self.config.run.parties), lambda hosted: Nonces(nonces=nonces, parties=hosted))
+            self.end.rules.meet(nonces)
         self.record.opening(self.mechanism, self.algorithm.pays_below, self.algorithm.measured_with)
 
     # ---- the run ----
@@ -155,7 +161,8 @@ class Server:
             asked = {*parties, *fillers}
             sizes = len(asked), len(asked - self.clear)
             self.mailbox.to_hosts(parties, lambda hosted: kind(round, alone(hosted), hosted, *sizes, self.theta))
-            self.mailbox.to_hosts(fillers, lambda hosted: Fill(round, alone(hosted), hosted, *sizes))
+            model = digest(self.theta) if fillers else b""
+            self.mailbox.to_hosts(fillers, lambda hosted: Fill(round, alone(hosted), hosted, *sizes, model))
 
     def aggregate(self, round: int, cohort: tuple[int, ...]) -> Outcome:
         """Carry the aggregation's messages until it has its sum, or cannot have it any more."""
@@ -164,7 +171,8 @@ class Server:
             self.releases.note(Opened(round, parties, coordinates))
 
         with self.watch("wait for updates"):
-            session = self.end.training(round, cohort, self.clear, self.algorithm.most_lost(self.theta))
+            about, most_lost = digest(self.theta), self.algorithm.most_lost(self.theta)
+            session = self.end.training(Session(round, most_lost=most_lost, about=about), cohort, self.clear)
             columns = len(self.algorithm.report_columns) + 2 if self.config.privacy.shown == "party" else 0
             gathering = Gathering(
                 self.mailbox, self.watch, self.config.aggregation.phase_deadline, before_opening, columns
@@ -234,7 +242,7 @@ class Server:
 
     def sum_of_figures(self, round: int, everyone: tuple[int, ...], columns: int) -> np.ndarray | None:
         """The sum through the protocol, over whoever is left at its end."""
-        session = self.end.test(round, everyone, columns)
+        session = self.end.test(round, digest(self.theta), everyone, columns)
         gathering = Gathering(self.mailbox, self.watch, self.config.aggregation.phase_deadline)
         outcome = gathering.run(session, round, everyone, purpose=Purpose.TEST)
         self.dropouts += outcome.dropouts
@@ -312,3 +320,6 @@ class Server:
         if not set(message.clear) <= set(hosted):
             raise ProtocolError(f"rank {source} chose for parties that it does not host")
         self.clear |= set(message.clear)
+        if len(message.nonces) != (NONCE * len(hosted) if self.config.aggregation.adversary == "active" else 0):
+            raise ProtocolError(f"rank {source} sent {len(message.nonces)} bytes of nonces for {len(hosted)} parties")
+        self.nonces[source] = message.nonces

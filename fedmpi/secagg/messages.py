@@ -6,12 +6,13 @@ All of them go through rank 0. Numbers are little-endian, lists carry their leng
 import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fedmpi.crypto.keys import AEAD_OVERHEAD
 from fedmpi.crypto.keys import COMMITMENT_BYTES as COMMITMENT
 from fedmpi.crypto.keys import KEY_BYTES as KEY
 from fedmpi.crypto.keys import SIGNATURE_BYTES as SIGNATURE
+from fedmpi.crypto.masks import MASK_KEY_BYTES as MASK_KEY
 from fedmpi.crypto.shamir import SHARE_BYTES
 from fedmpi.errors import WireError
 from fedmpi.wire.bits import packed_size
@@ -20,6 +21,7 @@ from fedmpi.wire.message import Message, pack_parties, read_parties, register
 from fedmpi.wire.phases import Phase
 
 SHARE = SHARE_BYTES
+DIGEST = 32  # of everybody's keys
 SEALED = 2 * SHARE + AEAD_OVERHEAD  # one bundle: a share of b_u and one of s_u^SK
 
 
@@ -39,7 +41,7 @@ def _read_rows(reader: Reader, size: int) -> list[tuple[int, bytes]]:
 # ---- Round 0: AdvertiseKeys --------------------------------------------------------------------------------------------
 # Each party makes two fresh X25519 pairs, one to seal share bundles with (c_u), one to agree on masks with (s_u), and sends the
 # public halves. The server passes each party the keys of its neighbours that answered. Under an active adversary both
-# halves are signed with the party's identity key.
+# halves are signed with the party's identity key, for this instance and no other.
 
 
 @dataclass(frozen=True)
@@ -75,27 +77,34 @@ class PeerKeys:
 
 @dataclass(frozen=True)
 class KeyList(Message):
-    """The advertised keys of a party's neighbours that answered, in party order."""
+    """The advertised keys of a party's neighbours that answered, in party order. `digest` is that of everybody's keys, for who is
+    shown some of them only; who is shown all works it out."""
 
     TYPE = 21
     PHASE = Phase.ADVERTISE_KEYS
+    SIGNED: ClassVar[int] = 1  # bits of the first byte
+    DIGEST: ClassVar[int] = 2
     peers: tuple[PeerKeys, ...] = ()
+    digest: bytes = b""
 
     def buffers(self) -> list[Buffer]:
-        flag = bytes([bool(self.peers and self.peers[0].signature)])
-        return [flag, _pack_rows((p.party, p.cipher_key + p.mask_key + p.signature) for p in self.peers)]
+        signed = bool(self.peers and self.peers[0].signature)
+        flags = bytes([self.SIGNED * signed + self.DIGEST * bool(self.digest)])
+        return [flags, self.digest, _pack_rows((p.party, p.cipher_key + p.mask_key + p.signature) for p in self.peers)]
 
     @staticmethod
-    def wire_size(peers: int, signed: bool) -> int:
-        return 1 + COUNT.size + peers * (COUNT.size + 2 * KEY + (SIGNATURE if signed else 0))
+    def wire_size(peers: int, signed: bool, sparse: bool = False) -> int:
+        row = COUNT.size + 2 * KEY + (SIGNATURE if signed else 0)
+        return 1 + (DIGEST if sparse else 0) + COUNT.size + peers * row
 
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
-        flag = reader.take(1)[0]
-        if flag > 1:
-            raise WireError(f"KeyList: flag {flag}, expected 0 or 1")
-        rows = _read_rows(reader, 2 * KEY + (SIGNATURE if flag else 0))
-        return (tuple([PeerKeys(party, row[:KEY], row[KEY : 2 * KEY], row[2 * KEY :]) for party, row in rows]),)
+        flags = reader.take(1)[0]
+        if flags > cls.SIGNED + cls.DIGEST:
+            raise WireError(f"KeyList: flags {flags}, expected 0 to {cls.SIGNED + cls.DIGEST}")
+        digest = bytes(reader.take(DIGEST)) if flags & cls.DIGEST else b""
+        rows = _read_rows(reader, 2 * KEY + (SIGNATURE if flags & cls.SIGNED else 0))
+        return tuple([PeerKeys(party, row[:KEY], row[KEY : 2 * KEY], row[2 * KEY :]) for party, row in rows]), digest
 
 
 # ---- Round 1: ShareKeys ------------------------------------------------------------------------------------------------
@@ -139,7 +148,7 @@ class ShareKeys(Message):
 
 @dataclass(frozen=True)
 class ShareList(Message):
-    """The bundles made for one party. Whoever is in it takes part: masks are agreed with exactly these."""
+    """The bundles made for one party. Masks are agreed with those of their senders whose bundle opens, and with nobody else."""
 
     TYPE = 23
     PHASE = Phase.SHARE_KEYS
@@ -158,7 +167,9 @@ class ShareList(Message):
 
 
 # ---- Round 2: MaskedInput ----------------------------------------------------------------------------------------------
-# y_u = x_u + PRG(b_u) + sum over v of +-PRG(s_uv), MMF (8) with key streams in place of scalars, in Z_{2^b}.
+# y_u = x_u + PRG(b_u) + sum over v of +-PRG(s_uv), MMF (8) with key streams in place of scalars, in Z_{2^b}. The sum is over the
+# peers whose bundle opened; those whose bundle did not are named in front of it, and leave the round or have the one who named
+# them leave it. A party that can open too few to be opened itself says so and withdraws.
 
 
 @dataclass(frozen=True)
@@ -166,17 +177,39 @@ class MaskedInput(Message):
     TYPE = 24
     PHASE = Phase.MASKED_INPUT
     values: bytes = b""  # packed by wire.bits
+    unopened: tuple[int, ...] = ()  # peers that it did not mask with: their bundle did not open
 
     def buffers(self) -> list[Buffer]:
-        return [self.values]
+        return [pack_parties(self.unopened), self.values]
 
     @staticmethod
-    def wire_size(dimension: int, bits: int) -> int:
-        return packed_size(dimension, bits)
+    def wire_size(dimension: int, bits: int, unopened: int = 0) -> int:
+        return COUNT.size * (1 + unopened) + packed_size(dimension, bits)
 
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
-        return (bytes(reader.rest()),)
+        unopened = read_parties(reader)
+        return bytes(reader.rest()), unopened
+
+
+@dataclass(frozen=True)
+class Withdrawal(Message):
+    """In place of its input: too few bundles opened."""
+
+    TYPE = 29
+    PHASE = Phase.MASKED_INPUT
+    unopened: tuple[int, ...] = ()
+
+    def buffers(self) -> list[Buffer]:
+        return [pack_parties(self.unopened)]
+
+    @staticmethod
+    def wire_size(unopened: int) -> int:
+        return COUNT.size * (1 + unopened)
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return (read_parties(reader),)
 
 
 # ---- Round 3: ConsistencyCheck (active adversary only) -------------------------------------------------------------------
@@ -221,9 +254,11 @@ class ConsistencyCheck(Message):
 
 
 # ---- Round 4: Unmask ---------------------------------------------------------------------------------------------------
-# The server names, to each party, the neighbours whose input arrived (and, under an active adversary, the signatures on the whole
-# list). The party opens one secret of each neighbour: b_v if v's input arrived, s_v^SK if it did not. An answer is one or the
-# other by its type, so leaking both cannot be written down.
+# The server names, to each party, the neighbours whose input is in the sum (and, under an active adversary, the signatures on the
+# whole list). The party opens one secret of each neighbour that it masked with: b_v if v's input is in the sum, s_v^SK if it is
+# not. An answer is one or the other by its type, so leaking both cannot be written down. Of a dealer whose shares too few could
+# open, s_v^SK cannot be found any more: `direct` names those, and a party then gives the key of the one mask that it agreed on
+# with v, which s_v^SK would have given away as well.
 
 
 @dataclass(frozen=True)
@@ -240,18 +275,21 @@ class UnmaskRequest(Message):
     PHASE = Phase.UNMASK
     survivors: tuple[int, ...] = ()
     signatures: tuple[Signed, ...] = ()  # empty unless the adversary is active
+    direct: tuple[int, ...] = ()  # dropped parties whose secret too few hold
 
     def buffers(self) -> list[Buffer]:
-        return [pack_parties(self.survivors), _pack_rows((s.party, s.signature) for s in self.signatures)]
+        lists = pack_parties(self.survivors), pack_parties(self.direct)
+        return [*lists, _pack_rows((s.party, s.signature) for s in self.signatures)]
 
     @staticmethod
-    def wire_size(survivors: int, signatures: int) -> int:
-        return COUNT.size * (2 + survivors) + signatures * (COUNT.size + SIGNATURE)
+    def wire_size(survivors: int, signatures: int, direct: int = 0) -> int:
+        return COUNT.size * (3 + survivors + direct) + signatures * (COUNT.size + SIGNATURE)
 
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
-        survivors = read_parties(reader)
-        return survivors, tuple([Signed(party, signature) for party, signature in _read_rows(reader, SIGNATURE)])
+        survivors, direct = read_parties(reader), read_parties(reader)
+        signatures = tuple([Signed(party, signature) for party, signature in _read_rows(reader, SIGNATURE)])
+        return survivors, signatures, direct
 
 
 @dataclass(frozen=True)
@@ -271,14 +309,20 @@ class PairKeyShare:
 
 
 @dataclass(frozen=True)
-class Unopened:
-    """The bundle of v did not open: its dealer, or the server, or this party is at fault, and nobody can tell which."""
+class PairMask:
+    """The key of the mask that the answering party agreed on with v, which dropped out and dealt too few shares that open."""
 
     owner: int
+    share: bytes
 
 
-Answer = SelfMaskShare | PairKeyShare | Unopened
-KINDS: tuple[Callable[..., Answer], ...] = (SelfMaskShare, PairKeyShare, Unopened)
+Answer = SelfMaskShare | PairKeyShare | PairMask
+KINDS: tuple[tuple[Callable[..., Answer], int], ...] = (  # and the size of what is given
+    (SelfMaskShare, SHARE),
+    (PairKeyShare, SHARE),
+    (PairMask, MASK_KEY),
+)
+NUMBERS = {kind: number for number, (kind, _) in enumerate(KINDS)}
 ROW = struct.Struct("<BI")
 
 
@@ -289,12 +333,12 @@ class Unmask(Message):
     answers: tuple[Answer, ...] = ()
 
     def buffers(self) -> list[Buffer]:
-        rows = (ROW.pack(KINDS.index(type(a)), a.owner) + getattr(a, "share", b"") for a in self.answers)
+        rows = (ROW.pack(NUMBERS[type(answer)], answer.owner) + answer.share for answer in self.answers)
         return [COUNT.pack(len(self.answers)) + b"".join(rows)]
 
     @staticmethod
-    def wire_size(shares: int, unopened: int = 0) -> int:
-        return COUNT.size + shares * (ROW.size + SHARE) + unopened * ROW.size
+    def wire_size(shares: int, direct: int = 0) -> int:
+        return COUNT.size + shares * (ROW.size + SHARE) + direct * (ROW.size + MASK_KEY)
 
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
@@ -303,11 +347,20 @@ class Unmask(Message):
             number, owner = reader.fields(ROW)
             if number >= len(KINDS):
                 raise WireError(f"Unmask: an answer of kind {number}, expected below {len(KINDS)}")
-            kind = KINDS[number]
-            answers.append(kind(owner, *([] if kind is Unopened else [bytes(reader.take(SHARE))])))
+            kind, size = KINDS[number]
+            answers.append(kind(owner, bytes(reader.take(size))))
         return (tuple(answers),)
 
 
 register(
-    AdvertiseKeys, KeyList, ShareKeys, ShareList, MaskedInput, SurvivorList, ConsistencyCheck, UnmaskRequest, Unmask
+    AdvertiseKeys,
+    KeyList,
+    ShareKeys,
+    ShareList,
+    MaskedInput,
+    Withdrawal,
+    SurvivorList,
+    ConsistencyCheck,
+    UnmaskRequest,
+    Unmask,
 )

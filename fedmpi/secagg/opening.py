@@ -6,6 +6,14 @@ from fedmpi.crypto.shamir import decode, int_to_secret, lagrange_weights, recons
 from fedmpi.errors import CryptoError
 
 
+class BadDealer(CryptoError):
+    """A dealer that is to blame, whoever holds its shares."""
+
+    def __init__(self, dealer: int):
+        self.dealer, self.what = dealer, "shared another secret than it committed to"
+        super().__init__(f"party {dealer} {self.what}")
+
+
 class Opening:
     """For all secrets of a round: owners with the same places left share their Lagrange weights."""
 
@@ -34,7 +42,7 @@ class Opening:
             raise CryptoError(unknown) from None
         secret = _checked(value, fits)
         if secret is None:
-            raise CryptoError(f"party {owner} shared another secret than it committed to")
+            raise BadDealer(owner)
         holders = list(shares)
         return secret, [holders[position] for position in wrong]
 

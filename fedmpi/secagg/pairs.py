@@ -1,6 +1,6 @@
 """What two parties of a round derive from an agreement: the channel of their bundles, and the key of their mask.
 
-`contexts` are a party's from `Rules.pair_contexts`. Both ends must derive the same, so the context with the lower party
+`contexts` are a party's from `Transcript.pair_contexts`. Both ends must derive the same, so the context with the lower party
 first is the one that counts.
 """
 

@@ -1,7 +1,7 @@
-"""The party's side of one secure-aggregation round: a state machine that is given messages and returns answers.
+"""The party's side of one instance of secure aggregation: a state machine that is given messages and returns answers.
 
-    start() -> AdvertiseKeys;  KeyList -> ShareKeys;  ShareList -> MaskedInput;  [SurvivorList -> ConsistencyCheck];
-    UnmaskRequest -> Unmask
+    start() -> AdvertiseKeys;  KeyList -> ShareKeys;  ShareList -> MaskedInput or Withdrawal;
+    [SurvivorList -> ConsistencyCheck];  UnmaskRequest -> Unmask
 
 Each state is an object with what the party still needs from there on: what it needs no longer is gone with the state before.
 A message either leads to the next state or is refused and changes nothing. Randomness is an argument.
@@ -28,6 +28,7 @@ from fedmpi.secagg.messages import (
     KeyList,
     MaskedInput,
     PairKeyShare,
+    PairMask,
     PeerKeys,
     SelfMaskShare,
     ShareKeys,
@@ -35,10 +36,11 @@ from fedmpi.secagg.messages import (
     SurvivorList,
     Unmask,
     UnmaskRequest,
-    Unopened,
+    Withdrawal,
 )
 from fedmpi.secagg.pairs import Contexts, bundle_channel, mask_key
 from fedmpi.secagg.rules import Meter, Rules, no_meter, round_name, share_points
+from fedmpi.secagg.transcript import Transcript, digest_of_keys
 from fedmpi.wire.bits import pack
 from fedmpi.wire.message import Message
 from fedmpi.wire.phases import Cost, Phase
@@ -78,22 +80,25 @@ class Shared(State):
     self_mask: bytes
     own: Shares
     peers: dict[int, PeerKeys]
+    transcript: Transcript
     contexts: dict[int, Contexts]
     channels: dict[int, Channel]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Masked(State):
-    """Masks are on: neither the update nor the keys that would take them off are here any more."""
+    """Masks are on: neither the update, nor its own mask, nor the key that agreed on the others is here any more."""
 
     DID = "sent its input"
-    held: dict[int, Shares | None]  # by owner; None: did not open
+    transcript: Transcript
+    held: dict[int, Shares]  # by owner: whom it masked with, and itself
+    masks: dict[int, bytes]  # the keys of the masks that it agreed on, by peer
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Signed(State):
     DID = "signed the survivors"
-    held: dict[int, Shares | None]
+    masked: Masked
     survivors: tuple[int, ...]
 
 
@@ -101,6 +106,12 @@ class Done(State):
     """It answers once: the other half of each pair of shares is gone."""
 
     DID = "opened its shares"
+
+
+class Withdrawn(State):
+    """It never sent its input, and holds nothing any more."""
+
+    DID = "withdrew"
 
 
 class Identity:
@@ -171,10 +182,10 @@ class SecAggParty:
             case Masked() as state, SurvivorList() as shown if active:
                 return self._sign_survivors(state, shown)
             case Masked() as state, UnmaskRequest() as request if not active:
-                return Done(), self._unmask(state.held, request)
+                return Done(), self._unmask(state, request)
             case Signed() as state, UnmaskRequest() as request:
                 self._check_signatures(state, request)
-                return Done(), self._unmask(state.held, request)
+                return Done(), self._unmask(state.masked, request)
         raise self._wrong(message.PHASE, f"got {type(message).__name__}, but it {self.state.DID}")
 
     # ---- round 1 ----
@@ -188,14 +199,22 @@ class SecAggParty:
             secrets = [secret_to_int(self_mask), secret_to_int(state.mask_private)]
             of_mask, of_key = create_shares(secrets, rules.threshold, list(points.values()), self._random)
             texts = dict(zip(points, zip(map(encode_share, of_mask), map(encode_share, of_key))))
-        contexts = rules.pair_contexts(self.party, peers)
+        transcript = self._transcript(state, message, peers)
+        contexts = transcript.pair_contexts(self.party, peers)
         with self._meter(phase, Cost.DH):
             channels = {party: self._channel(state, peer, contexts[party]) for party, peer in peers.items()}
         with self._meter(phase, Cost.AEAD):
             bundles = [Bundle(party, channel.seal(b"".join(texts[party]))) for party, channel in channels.items()]
-        commitment = commit(self_mask, rules.context(self.party))
-        after = Shared(state.values, state.mask, self_mask, texts[self.party], peers, contexts, channels)
+        commitment = commit(self_mask, transcript.context(self.party))
+        after = Shared(state.values, state.mask, self_mask, texts[self.party], peers, transcript, contexts, channels)
         return after, rules.message(ShareKeys, self.party, tuple(bundles), commitment)
+
+    def _transcript(self, state: Advertised, message: KeyList, peers: dict[int, PeerKeys]) -> Transcript:
+        """Over the list that it was shown and its own keys; of a sparse graph it sees a part, and takes the digest of the rest."""
+        if not self.rules.complete:
+            return Transcript(self.rules, message.digest)
+        own = PeerKeys(self.party, state.cipher.public, state.mask.public)
+        return Transcript(self.rules, digest_of_keys({**peers, self.party: own}))
 
     def _check_peers(self, state: Advertised, message: KeyList, peers: dict[int, PeerKeys]) -> None:
         rules, phase = self.rules, Phase.ADVERTISE_KEYS
@@ -203,6 +222,8 @@ class SecAggParty:
             raise self._wrong(phase, "was shown a list that names a party twice, or itself")
         if not rules.threshold - 1 <= len(peers) <= rules.degree:
             raise self._wrong(phase, f"was shown {len(peers)} peers, expected {rules.threshold - 1} to {rules.degree}")
+        if bool(message.digest) == rules.complete:
+            raise self._wrong(phase, "was shown a digest of all keys where it sees them, or none where it does not")
         own = {state.cipher.public, state.mask.public}
         keys = own | {key for peer in peers.values() for key in (peer.cipher_key, peer.mask_key)}
         if len(keys) != 2 * len(peers) + 2:
@@ -221,7 +242,7 @@ class SecAggParty:
 
     # ---- round 2 ----
 
-    def _mask_input(self, state: Shared, message: ShareList) -> tuple[Masked, MaskedInput]:
+    def _mask_input(self, state: Shared, message: ShareList) -> tuple[Masked | Withdrawn, MaskedInput | Withdrawal]:
         rules, senders, phase = self.rules, {b.party: b.sealed for b in message.bundles}, Phase.MASKED_INPUT
         if len(senders) != len(message.bundles) or not senders.keys() <= state.peers.keys():
             raise self._wrong(message.PHASE, "was shown bundles of a stranger, or two of one party")
@@ -230,19 +251,25 @@ class SecAggParty:
                 message.PHASE, f"was shown {len(senders)} bundles, expected {rules.threshold - 1} or more"
             )
         with self._meter(phase, Cost.AEAD):
-            opened = {sender: _open(state.channels[sender], sealed) for sender, sealed in senders.items()}
-        keys, signs = [derive(state.self_mask, SELF_MASK, rules.context(self.party), MASK_KEY_BYTES)], [1]
+            held = {sender: _open(state.channels[sender], sealed) for sender, sealed in senders.items()}
+        # A bundle that opens was sealed in this very transcript by who holds the key: with anybody else no mask is agreed on.
+        opened = {sender: shares for sender, shares in held.items() if shares is not None}
+        unopened = tuple(sorted(senders.keys() - opened.keys()))
+        if len(opened) + 1 < rules.threshold:
+            return Withdrawn(), rules.message(Withdrawal, self.party, unopened)
+        own_mask = derive(state.self_mask, SELF_MASK, state.transcript.context(self.party), MASK_KEY_BYTES)
         with self._meter(phase, Cost.DH):
-            for peer in senders:
-                keys.append(self._pair_mask_key(state, peer))
-                signs.append(1 if self.party < peer else -1)  # MMF (8): + towards higher parties, - towards lower ones
+            masks = {peer: self._pair_mask_key(state, peer) for peer in opened}
         with self._meter(phase, Cost.PRG):
             total = state.values.astype(rules.lane)
-            add_masks(total, keys, signs)
+            # MMF (8): + towards higher parties, - towards lower ones
+            signs = [1, *(1 if self.party < peer else -1 for peer in masks)]
+            add_masks(total, [own_mask, *masks.values()], signs)
         with self._meter(phase, Cost.ENCODE):
             total &= rules.lane.type((1 << rules.bits) - 1)
             packed = pack(total, rules.bits)
-        return Masked({self.party: state.own, **opened}), rules.message(MaskedInput, self.party, packed)
+        after = Masked(state.transcript, {self.party: state.own, **opened}, masks)
+        return after, rules.message(MaskedInput, self.party, packed, unopened)
 
     def _pair_mask_key(self, state: Shared, peer: int) -> bytes:
         try:
@@ -253,16 +280,18 @@ class SecAggParty:
     # ---- round 3 ----
 
     def _sign_survivors(self, state: Masked, message: SurvivorList) -> tuple[Signed, ConsistencyCheck]:
-        self._check_survivors(state.held, message)
-        signature = self._identity.sign(self.rules.survivors_text(message.survivors))
-        return Signed(state.held, message.survivors), self.rules.message(ConsistencyCheck, self.party, signature)
+        self._check_survivors(state, message)
+        signature = self._identity.sign(state.transcript.survivors_text(message.survivors))
+        return Signed(state, message.survivors), self.rules.message(ConsistencyCheck, self.party, signature)
 
-    def _check_survivors(self, held: dict[int, Shares | None], message: SurvivorList | UnmaskRequest) -> None:
+    def _check_survivors(self, state: Masked, message: SurvivorList | UnmaskRequest) -> None:
         survivors, phase = message.survivors, message.PHASE
         if list(survivors) != sorted(set(survivors)):
             raise self._wrong(phase, "was shown survivors out of order, or one twice")
-        if self.party not in survivors or not set(survivors) <= held.keys():
-            raise self._wrong(phase, "was shown survivors that include a stranger, or not itself")
+        if self.party not in survivors or not set(survivors) <= state.held.keys():
+            raise self._wrong(
+                phase, "was shown survivors that include a party that it did not mask with, or not itself"
+            )
         if len(survivors) < self.rules.threshold:
             raise self._wrong(phase, f"was shown {len(survivors)} survivors, expected {self.rules.threshold} or more")
         # In a sparse graph it sees its neighbours only: no more of them may be lost than of all.
@@ -274,22 +303,24 @@ class SecAggParty:
 
     # ---- round 4 ----
 
-    def _unmask(self, held: dict[int, Shares | None], message: UnmaskRequest) -> Unmask:
-        self._check_survivors(held, message)
-        survivors, answers = set(message.survivors), list[Answer]()
-        for owner, shares in sorted(held.items()):
-            if shares is None:
-                answers.append(Unopened(owner))
-            elif owner in survivors:
-                answers.append(SelfMaskShare(owner, shares[0]))
+    def _unmask(self, state: Masked, message: UnmaskRequest) -> Unmask:
+        self._check_survivors(state, message)
+        survivors, direct, answers = set(message.survivors), set(message.direct), list[Answer]()
+        if direct & survivors:
+            raise self._wrong(Phase.UNMASK, "was asked for the mask of a party that survived")
+        for owner, (of_self_mask, of_mask_key) in sorted(state.held.items()):
+            if owner in survivors:
+                answers.append(SelfMaskShare(owner, of_self_mask))
+            elif owner in direct:
+                answers.append(PairMask(owner, state.masks[owner]))
             else:
-                answers.append(PairKeyShare(owner, shares[1]))
+                answers.append(PairKeyShare(owner, of_mask_key))
         return self.rules.message(Unmask, self.party, tuple(answers))
 
     def _check_signatures(self, state: Signed, message: UnmaskRequest) -> None:
         if message.survivors != state.survivors:
             raise self._wrong(Phase.UNMASK, "was shown other survivors than it signed")
-        text = self.rules.survivors_text(message.survivors)
+        text = state.masked.transcript.survivors_text(message.survivors)
         valid = {
             entry.party
             for entry in message.signatures

@@ -1,6 +1,11 @@
-"""What both sides of a round have agreed on before it starts, and the contexts that bind every derived key to it."""
+"""What both sides of an instance of the protocol have agreed on before it starts.
+
+An instance is one run of the protocol for one sum: a round's training, or its test. Its name is a digest over everything that its
+parties must see alike before the first key is made; with everybody's keys it becomes the transcript (`secagg.transcript`).
+"""
 
 import contextlib
+import hashlib
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -14,8 +19,8 @@ from fedmpi.secagg.graph import check_cohort, check_degree, check_threshold
 from fedmpi.wire.message import Message
 from fedmpi.wire.phases import Cost, Phase, Purpose
 
-SIGNED_KEYS = b"fedmpi/signed-keys/2"
-SIGNED_SURVIVORS = b"fedmpi/signed-survivors/2"
+PROTOCOL = b"fedmpi/secagg/3"  # the last number changes with anything that two versions would do differently
+SIGNED_KEYS = b"fedmpi/signed-keys/3"
 
 # Measures what runs inside, told the phase that it is done for and what it is; by default nothing is measured.
 Meter = Callable[[Phase, Cost], AbstractContextManager[object]]
@@ -34,7 +39,7 @@ def round_name(round: int, purpose: Purpose) -> str:
 class Rules:
     """Fixed from the announced cohort, never from the survivors. A party checks them itself and takes nobody's word."""
 
-    session: bytes  # of the run, 16 bytes
+    session: bytes  # of this start of the run; under an active adversary every party had a part in it
     round: int
     cohort: int  # n
     threshold: int  # t shares open a secret
@@ -44,6 +49,8 @@ class Rules:
     active: bool = False
     most_lost: int | None = None  # parties that a round may lose and still open its sum; None: as t allows
     purpose: Purpose = Purpose.TRAINING
+    agreed: bytes = b""  # digest of the settings of the run, as this side has them
+    about: bytes = b""  # digest of what the inputs were made from: the model, and coordinates that the round settled on
 
     def __post_init__(self) -> None:
         check_cohort(self.cohort)
@@ -71,27 +78,19 @@ class Rules:
         """Whether a message is of this round, and not of another or of its test."""
         return (message.round, message.purpose) == (self.round, self.purpose)
 
-    def context(self, *parties: int) -> bytes:
-        """What a derived key or a sealed bundle is for: session, purpose, round and the parties in order."""
-        return self._place + bind(*parties)
-
-    def pair_contexts(self, party: int, peers: Iterable[int]) -> dict[int, tuple[bytes, bytes]]:
-        """context(party, peer) and context(peer, party) for every peer; every byte of them is put together once."""
-        peers, own, place = tuple(peers), bind(party), self._place
-        here, size, numbers = place + own, len(own), bind(*peers)
-        others = (numbers[at : at + size] for at in range(0, len(numbers), size))
-        return {peer: (here + other, place + other + own) for peer, other in zip(peers, others, strict=True)}
-
     @cached_property
-    def _place(self) -> bytes:
-        # `bind` of more parts is `bind` of these, then of those.
-        return bind(self.session, int(self.purpose), self.round)
-
-    def survivors_text(self, survivors: tuple[int, ...]) -> bytes:
-        return bind(SIGNED_SURVIVORS) + self._place + bind(*survivors)
+    def instance(self) -> bytes:
+        """The name of the instance: the same for two parties only if they agree on all of this."""
+        lost = b"" if self.most_lost is None else bind(self.most_lost)
+        numbers = self.round, self.cohort, self.threshold, self.degree, self.dimension, self.bits
+        text = bind(
+            PROTOCOL, self.agreed, self.session, int(self.purpose), *numbers, int(self.active), lost, self.about
+        )
+        return hashlib.sha256(text).digest()
 
     def keys_text(self, party: int, cipher_key: bytes, mask_key: bytes) -> bytes:
-        return bind(SIGNED_KEYS) + self._place + bind(party, cipher_key, mask_key)
+        """What a party signs of its keys: for this instance, by this party."""
+        return bind(SIGNED_KEYS, self.instance, party, cipher_key, mask_key)
 
 
 def share_points(owner: int, peers: Iterable[int]) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""The server's side of one secure-aggregation round.
+"""The server's side of one instance of secure aggregation.
 
 It routes keys and bundles that it cannot read, adds masked inputs, and with the survivors' shares takes the masks off:
 the sum of the survivors' inputs is all that is left. A phase ends when everybody who is still in it has answered, or was
@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.crypto.keys import SELF_MASK, Agreement, derive, opens, public_key, verify
-from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
-from fedmpi.crypto.shamir import decode_share, is_share
+from fedmpi.crypto.keys import Agreement, verify
+from fedmpi.crypto.shamir import is_share
 from fedmpi.errors import CryptoError, Fault, ProtocolError
+from fedmpi.secagg.disputes import who_leaves
 from fedmpi.secagg.messages import (
     AdvertiseKeys,
-    Answer,
     Bundle,
     ConsistencyCheck,
     KeyList,
     MaskedInput,
     PairKeyShare,
+    PairMask,
     PeerKeys,
     SelfMaskShare,
     ShareKeys,
@@ -32,14 +32,15 @@ from fedmpi.secagg.messages import (
     SurvivorList,
     Unmask,
     UnmaskRequest,
-    Unopened,
+    Withdrawal,
 )
-from fedmpi.secagg.opening import Opening
-from fedmpi.secagg.pairs import mask_key
-from fedmpi.secagg.rules import Meter, Rules, no_meter, round_name, share_points
-from fedmpi.wire.bits import PackedSum, packed_size
+from fedmpi.secagg.opening import BadDealer
+from fedmpi.secagg.rules import Meter, Rules, no_meter, round_name
+from fedmpi.secagg.transcript import Transcript, digest_of_keys
+from fedmpi.secagg.unmasking import Unmasking
+from fedmpi.wire.bits import packed_size
 from fedmpi.wire.message import Message
-from fedmpi.wire.phases import Cost, Phase
+from fedmpi.wire.phases import Phase
 
 Answers = list[tuple[int, Message]]
 
@@ -58,12 +59,12 @@ class State(enum.Enum):
     FAILED = enum.auto()
 
 
-EXPECTED: dict[State, type[Message]] = {
-    State.KEYS: AdvertiseKeys,
-    State.SHARES: ShareKeys,
-    State.INPUTS: MaskedInput,
-    State.SIGNATURES: ConsistencyCheck,
-    State.ANSWERS: Unmask,
+EXPECTED: dict[State, tuple[type[Message], ...]] = {
+    State.KEYS: (AdvertiseKeys,),
+    State.SHARES: (ShareKeys,),
+    State.INPUTS: (MaskedInput, Withdrawal),
+    State.SIGNATURES: (ConsistencyCheck,),
+    State.ANSWERS: (Unmask,),
 }
 # The legal moves: what follows when everybody has answered. Any of these may also fail.
 NEXT = {
@@ -90,6 +91,9 @@ class SecAggServer:
         self.state = State.KEYS
         self.reason = ""  # why the round failed
         self.faults: list[Fault] = []  # who was caught at what
+        self.disputes: set[tuple[int, int]] = (
+            set()
+        )  # (holder, dealer): the holder says that the dealer's bundle does not open
         self.openable: tuple[int, ...] = ()  # whose sum was asked for: enough answers open it, in time or late
         self._moves = NEXT_ACTIVE if rules.active else NEXT
         self._neighbours = {party: tuple(sorted(others)) for party, others in neighbours.items()}
@@ -100,10 +104,11 @@ class SecAggServer:
         self._keys: dict[int, AdvertiseKeys] = {}  # U1
         self._seen: set[bytes] = set()  # every public key of the round
         self._shared: dict[int, ShareKeys] = {}  # U2
-        self._inputs: dict[int, bytes] = {}  # U3
+        self._inputs: dict[int, MaskedInput] = {}  # U3
         self._signatures: dict[int, bytes] = {}  # U4
         self._answers: dict[int, Unmask] = {}  # U5
-        self._opening = Opening(rules.threshold)
+        self._transcript: Transcript | None = None  # once the keys are there
+        self._unmasking: Unmasking | None = None  # once it is settled whose inputs are in the sum
         self._total: NDArray[np.uint64] | None = None
 
     # ---- what the round asks of it ----
@@ -111,7 +116,7 @@ class SecAggServer:
     @property
     def phase_name(self) -> str:
         """The phase of the ledger that it waits in, or how the round ended."""
-        return EXPECTED[self.state].PHASE if self.state in EXPECTED else self.state.name
+        return EXPECTED[self.state][0].PHASE if self.state in EXPECTED else self.state.name
 
     @property
     def done(self) -> bool:
@@ -133,6 +138,8 @@ class SecAggServer:
                 self._take_shares(message)
             case MaskedInput():
                 self._take_input(message)
+            case Withdrawal():
+                self._take_unopened(message, message.unopened)
             case ConsistencyCheck():
                 self._take_signature(message)
             case Unmask():
@@ -165,13 +172,13 @@ class SecAggServer:
     # ---- checks; each raises before it changes anything ----
 
     def _check_expected(self, message: Message) -> None:
-        in_turn = type(message) is EXPECTED.get(self.state)
+        in_turn = type(message) in EXPECTED.get(self.state, ())
         if in_turn and not self.rules.covers(message):
             name, own = (round_name(of.round, of.purpose) for of in (message, self.rules))
             raise self._wrong(message, f"sent a message of {name} in {own}")
         if in_turn and message.party in self._waiting:
             return
-        if isinstance(message, MaskedInput) and self._inputs.get(message.party, message.values) != message.values:
+        if isinstance(message, MaskedInput) and self._inputs.get(message.party, message) != message:
             raise self._wrong(message, "sent a second, different input")
         late = "sent a message that nobody waits for"
         raise self._wrong(message, late if in_turn else f"sent {type(message).__name__}, expected {self.phase_name}")
@@ -213,24 +220,34 @@ class SecAggServer:
         unused = 8 * size - self.rules.dimension * self.rules.bits
         if unused and message.values[-1] >> (8 - unused):
             raise self._wrong(message, "sent an input with bits set beyond its end")
-        self._inputs[message.party] = message.values
+        self._take_unopened(message, message.unopened)
+        self._inputs[message.party] = message
+
+    def _take_unopened(self, message: Message, unopened: tuple[int, ...]) -> None:
+        """Whose bundles a party says that it could not open."""
+        sent = self._alive_neighbours(message.party, self._shared)
+        if list(unopened) != sorted(set(unopened)) or not set(unopened) <= set(sent):
+            raise self._wrong(message, "complained of bundles that it was not sent, or out of order")
+        self.disputes |= {(message.party, dealer) for dealer in unopened}
 
     def _take_signature(self, message: ConsistencyCheck) -> None:
-        text = self.rules.survivors_text(tuple(sorted(self._inputs)))
+        assert self._transcript is not None, "after the keys"
+        text = self._transcript.survivors_text(tuple(sorted(self._inputs)))
         if not verify(self._identities[message.party], text, message.signature):
             raise self._wrong(message, "sent a signature that does not fit the survivors")
         self._signatures[message.party] = message.signature
 
     def _take_answers(self, message: Unmask) -> None:
         owners = [answer.owner for answer in message.answers]
-        expected = sorted([*self._alive_neighbours(message.party, self._shared), message.party])
+        expected = sorted([*self._settled.masked_with(message.party), message.party])
         if owners != expected:
             raise self._wrong(message, f"answered for {len(owners)} peers, expected {len(expected)}")
         for answer in message.answers:
-            wanted = SelfMaskShare if answer.owner in self._inputs else PairKeyShare
-            if not isinstance(answer, (wanted, Unopened)):
+            dropped = PairMask if answer.owner in self._settled.direct else PairKeyShare
+            wanted = SelfMaskShare if answer.owner in self._inputs else dropped
+            if not isinstance(answer, wanted):
                 raise self._wrong(message, f"opened the wrong secret of party {answer.owner}")
-            if not isinstance(answer, Unopened) and not is_share(answer.share):
+            if not isinstance(answer, PairMask) and not is_share(answer.share):
                 raise self._wrong(message, f"sent a share of party {answer.owner} that is no share")
         self._answers[message.party] = message
 
@@ -280,9 +297,12 @@ class SecAggServer:
             return self._fail(
                 f"{came} of {self.rules.cohort} parties sent keys, the threshold is {self.rules.threshold}"
             )
+        digest = digest_of_keys(self._keys)
+        self._transcript = Transcript(self.rules, digest)
         peers = {p: PeerKeys(p, k.cipher_key, k.mask_key, k.signature) for p, k in self._keys.items()}
         lists = {p: tuple([peers[o] for o in self._alive_neighbours(p, self._keys)]) for p in sorted(self._keys)}
-        return self._enter([(p, self.rules.message(KeyList, p, shown)) for p, shown in lists.items()])
+        told = b"" if self.rules.complete else digest
+        return self._enter([(p, self.rules.message(KeyList, p, shown, told)) for p, shown in lists.items()])
 
     def _send_shares(self) -> Answers:
         came = len(self._shared)
@@ -298,29 +318,43 @@ class SecAggServer:
             [(p, self.rules.message(ShareList, p, tuple(bundles))) for p, bundles in sorted(inboxes.items())]
         )
 
-    def _holders(self, owner: int, alive: Container[int]) -> list[int]:
-        return sorted([*self._alive_neighbours(owner, alive), *([owner] if owner in alive else [])])
+    @property
+    def _settled(self) -> Unmasking:
+        assert self._unmasking is not None, "after the inputs"
+        return self._unmasking
 
-    def _needed(self) -> list[int]:
-        """Parties whose secret must be opened: survivors, and the dropped who masked towards a survivor."""
-        return [p for p in self._shared if p in self._inputs or self._alive_neighbours(p, self._inputs)]
+    def _settle_disputes(self) -> None:
+        """One of the two leaves: masks of a pair that did not open each other's bundles would not cancel."""
+        for party, others in who_leaves(self.disputes):
+            dealt = sum((other, party) in self.disputes for other in others)
+            if dealt:
+                fault = Fault(party, Phase.SHARE_KEYS, f"dealt bundles that {dealt} of its peers could not open")
+            else:
+                fault = Fault(party, Phase.MASKED_INPUT, f"said of {len(others)} bundles that they do not open")
+            self.faults.append(fault)
+            self._inputs.pop(party, None)
 
     def _ask_survivors(self) -> Answers:
+        self._settle_disputes()
         lost = self.rules.cohort - len(self._inputs)
         if lost > self.rules.tolerated:
             return self._fail(
                 f"{lost} of {self.rules.cohort} parties are lost, with more than {self.rules.tolerated} the sum is not opened "
                 "(expected_dropout, rater_margin)"
             )
-        for owner in self._needed():
-            left = len(self._holders(owner, self._inputs))
-            if left < self.rules.threshold:
-                return self._fail(
-                    f"{len(self._inputs)} of {self.rules.cohort} parties sent their input; {left} hold shares of party "
-                    f"{owner}, the threshold is {self.rules.threshold}"
-                )
         if not self._inputs:
             return self._fail(f"no party sent its input, the threshold is {self.rules.threshold}")
+        assert self._transcript is not None, "after the keys"
+        self._unmasking = Unmasking(
+            self.rules, self._transcript, self._neighbours, self._keys, self._shared, self._inputs
+        )
+        owner = self._settled.lost
+        if owner is not None:
+            return self._fail(
+                f"{len(self._inputs)} of {self.rules.cohort} parties sent their input; "
+                f"{len(self._settled.holders(owner, self._inputs))} hold shares of party {owner}, "
+                f"the threshold is {self.rules.threshold}"
+            )
         if not self.rules.active:
             return self._ask_shares()
         survivors = tuple(sorted(self._inputs))
@@ -328,6 +362,7 @@ class SecAggServer:
 
     def _ask_shares(self) -> Answers:
         survivors = tuple(sorted(self._inputs))
+        shown: dict[int, tuple[tuple[int, ...], tuple[Signed, ...]]]
         if self.rules.active:
             if len(self._signatures) < self.rules.threshold:
                 return self._fail(
@@ -336,64 +371,23 @@ class SecAggServer:
             proof = tuple(Signed(p, signature) for p, signature in sorted(self._signatures.items()))
             shown = {p: (survivors, proof) for p in sorted(self._signatures)}
         else:
-            shown = {p: (tuple(self._holders(p, self._inputs)), ()) for p in survivors}
+            shown = {p: (tuple(self._settled.holders(p, self._inputs)), ()) for p in survivors}
         self.openable = survivors
-        return self._enter([(p, self.rules.message(UnmaskRequest, p, *lists)) for p, lists in shown.items()])
-
-    # ---- taking the masks off ----
+        ask, direct = self.rules.message, self._settled.direct_for
+        return self._enter([(p, ask(UnmaskRequest, p, *lists, direct(p))) for p, lists in shown.items()])
 
     def _finish(self) -> Answers:
+        opening = self._settled
         try:
-            with self._meter(Phase.UNMASK, Cost.SHAMIR_COMBINE):
-                opened = {holder: {a.owner: a for a in message.answers} for holder, message in self._answers.items()}
-                secrets = {owner: self._open(owner, opened) for owner in self._needed()}
+            self._total = opening.sum(self._answers, self._threads, self._meter)
+        except BadDealer as error:
+            self.faults.append(Fault(error.dealer, Phase.SHARE_KEYS, error.what))
+            return self._fail(str(error))
         except CryptoError as error:
             return self._fail(str(error))
-        keys, signs = [], []
-        with self._meter(Phase.UNMASK, Cost.DH):
-            for owner, secret in secrets.items():
-                if owner in self._inputs:
-                    keys.append(derive(secret, SELF_MASK, self.rules.context(owner), MASK_KEY_BYTES))
-                    signs.append(-1)
-                else:
-                    dropped = Agreement(secret)
-                    contexts = self.rules.pair_contexts(owner, self._alive_neighbours(owner, self._inputs))
-                    for other, pair in contexts.items():
-                        keys.append(mask_key(dropped, self._keys[other].mask_key, owner < other, pair))
-                        # MMF (9) with its sign: the survivor `other` added it if it is the lower one, so it comes off.
-                        signs.append(-1 if other < owner else 1)
-        with self._meter(Phase.UNMASK, Cost.AGGREGATE):
-            total = self._sum_inputs()
-        with self._meter(Phase.UNMASK, Cost.PRG):
-            add_masks(total, keys, signs, threads=self._threads)
-        self._total = total.astype(np.uint64) & np.uint64((1 << self.rules.bits) - 1)
+        finally:
+            self.faults += opening.faults
         return self._enter([])
-
-    def _sum_inputs(self) -> NDArray[np.unsignedinteger[Any]]:
-        total = PackedSum(self.rules.dimension, self.rules.bits)
-        for packed in self._inputs.values():
-            total.add(packed)
-        return total.total().astype(self.rules.lane)
-
-    def _open(self, owner: int, opened: dict[int, dict[int, Answer]]) -> bytes:
-        """b_u of a survivor or s_u^SK of a dropped party, checked against what it committed to."""
-        places = share_points(owner, self._alive_neighbours(owner, self._keys))
-        shares = {}
-        for holder in self._holders(owner, self._answers):
-            answer = opened[holder][owner]
-            if isinstance(answer, Unopened):
-                self.faults.append(Fault(holder, Phase.UNMASK, f"could not open the bundle of party {owner}"))
-            else:
-                shares[holder] = places[holder], decode_share(answer.share)
-        secret, liars = self._opening.open(owner, shares, lambda secret: self._committed(owner, secret))
-        what = f"sent a wrong share of party {owner}"
-        self.faults += [Fault(holder, Phase.UNMASK, what) for holder in liars]
-        return secret
-
-    def _committed(self, owner: int, secret: bytes) -> bool:
-        if owner in self._inputs:
-            return opens(self._shared[owner].commitment, secret, self.rules.context(owner))
-        return public_key(secret) == self._keys[owner].mask_key
 
     def _wrong(self, message: Message, what: str) -> ProtocolError:
         return ProtocolError(what, party=message.party, phase=message.PHASE)

@@ -20,6 +20,8 @@ from fedmpi.wire.frame import COUNT, Buffer, Reader, array_bytes
 from fedmpi.wire.message import Message, pack_parties, read_parties, register
 from fedmpi.wire.phases import Phase
 
+NONCE = 16  # bytes of a party's contribution to the name of a session
+
 
 @dataclass(frozen=True)
 class Setup(Message):
@@ -60,22 +62,47 @@ class Ready(Message):
     dimension: int = 0  # length of the shared vector
     data: int = 0  # fingerprint of the prepared data
     clear: tuple[int, ...] = ()  # hybrid: its parties that will share in the clear
+    nonces: bytes = b""  # adversary active: a fresh one of each of its parties, in their order
     parties: tuple[int, ...] = ()  # known to the sender's ledger, not sent
 
     def buffers(self) -> list[Buffer]:
-        return [self.LAYOUT.pack(self.dimension, self.data), pack_parties(self.clear)]
+        return [self.LAYOUT.pack(self.dimension, self.data), pack_parties(self.clear), self.nonces]
 
     def shares(self) -> Iterable[tuple[int, int]]:
-        chosen = set(self.clear)
-        return [(party, self.wire_size(int(party in chosen))) for party in self.parties]
+        chosen, nonces = set(self.clear), int(bool(self.nonces))
+        return [(party, self.wire_size(int(party in chosen), nonces)) for party in self.parties]
 
     @classmethod
-    def wire_size(cls, clear: int) -> int:
-        return cls.LAYOUT.size + COUNT.size + 4 * clear
+    def wire_size(cls, clear: int, nonces: int = 0) -> int:
+        return cls.LAYOUT.size + COUNT.size + 4 * clear + NONCE * nonces
 
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
-        return *reader.fields(cls.LAYOUT), read_parties(reader)
+        return *reader.fields(cls.LAYOUT), read_parties(reader), bytes(reader.rest())
+
+
+@dataclass(frozen=True)
+class Nonces(Message):
+    """Rank 0 to every rank, where the adversary is active: every party's nonce, in party order."""
+
+    TYPE = 15
+    PHASE = Phase.SETUP
+    nonces: bytes = b""
+    parties: tuple[int, ...] = ()  # known to the sender's ledger, not sent
+
+    def buffers(self) -> list[Buffer]:
+        return [self.nonces]
+
+    def shares(self) -> Iterable[tuple[int, int]]:
+        return [(party, len(self.nonces)) for party in self.parties]
+
+    @staticmethod
+    def wire_size(parties: int) -> int:
+        return NONCE * parties
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return (bytes(reader.rest()),)
 
 
 @dataclass(frozen=True)
@@ -148,4 +175,4 @@ class Tally(_Bookkeeping):
         return bytes_given, rows, facts
 
 
-register(Setup, Ready, Checkpoint, Stop, Tally)
+register(Setup, Ready, Nonces, Checkpoint, Stop, Tally)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmpi.errors import WireError
 from fedmpi.wire.bits import pack, pack_signed, packed_size, unpack, unpack_signed
-from fedmpi.wire.control import Checkpoint, Ready, Setup, Stop, Tally
+from fedmpi.wire.control import Checkpoint, Nonces, Ready, Setup, Stop, Tally
 from fedmpi.wire.frame import COUNT, Buffer, Reader, array_bytes
 from fedmpi.wire.message import MESSAGES, Message, decode, encode, pack_parties, read_parties, register, speakers
 from fedmpi.wire.phases import Phase
@@ -27,6 +27,7 @@ __all__ = [
     "Evaluate",
     "Fill",
     "Message",
+    "Nonces",
     "PlainInput",
     "PlainRows",
     "Ready",
@@ -55,23 +56,25 @@ class Fill(Message):
     TYPE = 14
     PHASE = Phase.MODEL
     LAYOUT: ClassVar = struct.Struct("<II")
+    MODEL: ClassVar[int] = 32
     parties: tuple[int, ...] = ()
     cohort: int = 0  # n_t, DSU (13): the size of the whole cohort
     hidden: int = 0  # how many of them go through secure aggregation
+    model: bytes = bytes(MODEL)  # digest of theta, which a filler does not need but must have been told like everybody
 
     def buffers(self) -> list[Buffer]:
-        return [pack_parties(self.parties), self.LAYOUT.pack(self.cohort, self.hidden)]
+        return [pack_parties(self.parties), self.LAYOUT.pack(self.cohort, self.hidden), self.model]
 
     def shares(self) -> Iterable[tuple[int, int]]:
         return [(party, self.wire_size(1)) for party in self.parties]
 
     @classmethod
     def wire_size(cls, parties: int) -> int:
-        return COUNT.size + 4 * parties + cls.LAYOUT.size
+        return COUNT.size + 4 * parties + cls.LAYOUT.size + cls.MODEL
 
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
-        return read_parties(reader), *reader.fields(cls.LAYOUT)
+        return read_parties(reader), *reader.fields(cls.LAYOUT), bytes(reader.take(cls.MODEL))
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,132 @@
+"""Taking the masks off: who masked with whom, who holds shares of whose secret, and from the survivors' answers the sum.
+
+Made when it is settled whose inputs are in the sum. Nothing here changes from then on but the answers that it is given.
+"""
+
+from collections.abc import Container, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.crypto.keys import SELF_MASK, Agreement, derive, opens, public_key
+from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
+from fedmpi.crypto.shamir import decode_share
+from fedmpi.errors import CryptoError, Fault
+from fedmpi.secagg.messages import AdvertiseKeys, Answer, MaskedInput, ShareKeys, Unmask
+from fedmpi.secagg.opening import Opening
+from fedmpi.secagg.pairs import mask_key
+from fedmpi.secagg.rules import Meter, Rules, share_points
+from fedmpi.secagg.transcript import Transcript
+from fedmpi.wire.bits import PackedSum
+from fedmpi.wire.phases import Cost, Phase
+
+Masks = list[tuple[bytes, int]]  # (key, sign) of what is added to the sum
+Opened = dict[int, dict[int, Answer]]  # holder -> owner -> answer
+
+
+class Unmasking:
+    def __init__(
+        self,
+        rules: Rules,
+        transcript: Transcript,
+        neighbours: Mapping[int, tuple[int, ...]],
+        keys: Mapping[int, AdvertiseKeys],
+        shared: Mapping[int, ShareKeys],
+        inputs: Mapping[int, MaskedInput],
+    ):
+        """`keys`, `shared` and `inputs` of those who sent them, the protocol's U1, U2 and U3."""
+        self._rules, self._transcript, self._neighbours = rules, transcript, neighbours
+        self._keys, self._shared, self._inputs = keys, shared, inputs
+        self._unopened = {party: frozenset(message.unopened) for party, message in inputs.items()}
+        self._needed = [party for party in shared if party in inputs or self.holders(party, inputs)]
+        short = [owner for owner in self._needed if len(self.holders(owner, inputs)) < rules.threshold]
+        # The secret of a dropped party is lost with so few holders: whoever masked with it says what with.
+        self.direct = frozenset(owner for owner in short if owner not in inputs)
+        self.lost = next((owner for owner in short if owner in inputs), None)  # a survivor that cannot be opened
+        self.faults: list[Fault] = []  # who was caught at what
+
+    def masked_with(self, party: int) -> list[int]:
+        """The peers that a survivor agreed on masks with: those whose bundle it opened."""
+        unopened = self._unopened[party]
+        return [peer for peer in self._neighbours[party] if peer in self._shared and peer not in unopened]
+
+    def holders(self, owner: int, alive: Container[int]) -> list[int]:
+        """Survivors that have a share of the owner's secrets and could open it, as far as they are `alive`."""
+        others = (
+            peer
+            for peer in self._neighbours[owner]
+            if peer in alive and peer in self._inputs and owner not in self._unopened[peer]
+        )
+        return sorted([*others, *([owner] if owner in alive and owner in self._inputs else [])])
+
+    def direct_for(self, party: int) -> tuple[int, ...]:
+        """The dropped parties whose mask it is asked for."""
+        return tuple(owner for owner in self.masked_with(party) if owner in self.direct) if self.direct else ()
+
+    # ---- the sum ----
+
+    def sum(self, answers: Mapping[int, Unmask], threads: int, meter: Meter) -> NDArray[np.uint64]:
+        """In Z_{2^b}; CryptoError if the answers do not open it."""
+        with meter(Phase.UNMASK, Cost.SHAMIR_COMBINE):
+            opened = {holder: {a.owner: a for a in message.answers} for holder, message in answers.items()}
+            opening = Opening(self._rules.threshold)
+            secrets = {owner: self._open(owner, opened, opening) for owner in self._needed if owner not in self.direct}
+        masks = [pair for owner in sorted(self.direct) for pair in self._told_masks(owner, opened)]
+        with meter(Phase.UNMASK, Cost.DH):
+            for owner, secret in secrets.items():
+                masks += self._masks_of(owner, secret)
+        with meter(Phase.UNMASK, Cost.AGGREGATE):
+            total = self._sum_inputs()
+        with meter(Phase.UNMASK, Cost.PRG):
+            add_masks(total, [key for key, _ in masks], [sign for _, sign in masks], threads=threads)
+        within: NDArray[np.uint64] = total.astype(np.uint64) & np.uint64((1 << self._rules.bits) - 1)
+        return within
+
+    def _sum_inputs(self) -> NDArray[np.unsignedinteger[Any]]:
+        total = PackedSum(self._rules.dimension, self._rules.bits)
+        for message in self._inputs.values():
+            total.add(message.values)
+        return total.total().astype(self._rules.lane)
+
+    def _open(self, owner: int, opened: Opened, opening: Opening) -> bytes:
+        """b_u of a survivor or s_u^SK of a dropped party, checked against what it committed to."""
+        places = share_points(owner, [peer for peer in self._neighbours[owner] if peer in self._keys])
+        holders = self.holders(owner, opened)
+        shares = {holder: (places[holder], decode_share(opened[holder][owner].share)) for holder in holders}
+        secret, liars = opening.open(owner, shares, lambda secret: self._committed(owner, secret))
+        what = f"sent a wrong share of party {owner}"
+        self.faults += [Fault(holder, Phase.UNMASK, what) for holder in liars]
+        return secret
+
+    def _committed(self, owner: int, secret: bytes) -> bool:
+        if owner in self._inputs:
+            return opens(self._shared[owner].commitment, secret, self._transcript.context(owner))
+        return public_key(secret) == self._keys[owner].mask_key
+
+    def _masks_of(self, owner: int, secret: bytes) -> Masks:
+        """A survivor's own mask, from b; or what survivors masked with a dropped party, from its s^SK."""
+        if owner in self._inputs:
+            return [(derive(secret, SELF_MASK, self._transcript.context(owner), MASK_KEY_BYTES), -1)]
+        dropped, contexts = Agreement(secret), self._transcript.pair_contexts(owner, self.holders(owner, self._inputs))
+        return [
+            (mask_key(dropped, self._keys[other].mask_key, owner < other, pair), _comes_off(other, owner))
+            for other, pair in contexts.items()
+        ]
+
+    def _told_masks(self, owner: int, opened: Opened) -> Masks:
+        """What survivors masked with a dropped party, as each says. One that says it wrong spoils the sum as it could have by its
+        input, and no more."""
+        holders = self.holders(owner, self._inputs)
+        silent = [holder for holder in holders if holder not in opened]
+        if silent:
+            raise CryptoError(
+                f"party {silent[0]}, which masked with party {owner}, has not answered, and fewer hold shares of that "
+                f"one's secret than the threshold is {self._rules.threshold}"
+            )
+        return [(opened[holder][owner].share, _comes_off(holder, owner)) for holder in holders]
+
+
+def _comes_off(survivor: int, dropped: int) -> int:
+    """MMF (9) with its sign: a survivor that is the lower one has added the mask of the pair, and it comes off."""
+    return -1 if survivor < dropped else 1
