@@ -379,3 +379,47 @@ def test_a_seeded_run_that_is_resumed_has_the_account_of_one_that_was_not(make_c
             run_in_memory(config, 3)
     run_in_memory(resolve(["--resume", str(config.out)]), 3)
     assert (config.out / "privacy.json").read_text() == (through.out / "privacy.json").read_text()
+
+
+# ---- a rank 0 that lies ----
+
+ACTIVE = dict(adversary="active", least_noises=4, least_cohort=PARTIES)
+
+
+def test_towards_a_rank_0_that_lies_every_round_counts_with_the_least_noise_that_it_can_leave():
+    quiet = fold([Started(terms(**ACTIVE))])
+    expected = Accountant("rdp")
+    expected.spend(NOISED.of_sum(SIGMA / math.sqrt(PARTIES), 4, 100), 1.0, 4)
+    assert quiet.lying() == pytest.approx(expected.epsilon(DELTA))
+    events = [Started(terms(**ACTIVE))]
+    for round in range(1, 5):
+        events += [asked(round), Opened(round, EVERYONE, 100), Stepped(round, EVERYONE, 100)]
+    honest = fold(events)
+    assert honest.lying() == quiet.lying() > honest.statement().epsilon_server
+    assert honest.as_dict()["epsilon_server_lying"] == honest.lying()
+
+
+def test_a_run_that_was_resumed_under_fresh_noise_may_have_shown_a_liar_twice_what_it_repeats():
+    once = fold([Started(terms(**ACTIVE))]).lying()
+    resumed = fold([Started(terms(**ACTIVE)), Started(terms(**ACTIVE), after=2)]).lying()
+    assert resumed > once
+    seeded = terms(**ACTIVE, entropy="seeded")
+    assert fold([Started(seeded), Started(seeded, after=2)]).lying() == fold([Started(seeded)]).lying()
+
+
+@pytest.mark.parametrize(
+    "changed, event",
+    [({}, None), (ACTIVE, Shown(1, "party")), (ACTIVE | {"support": "union"}, None)],
+    ids=["passive", "figures were shown", "no epsilon at all"],
+)
+def test_where_nothing_holds_towards_rank_0_nothing_holds_towards_one_that_lies(changed, event):
+    mechanism = Noised(NOISED.encoding, multiplier=SIGMA, own_coordinates=changed.get("support") == "union")
+    account = fold([Started(terms(**changed, mechanism=mechanism)), *([event] if event else [])])
+    assert account.lying() is None
+
+
+def test_a_log_from_before_there_was_such_a_figure_is_read():
+    line = json.loads(unparse(Started(terms())))
+    for name in ("least_noises", "least_cohort"):
+        del line["terms"][name]
+    assert parse(json.dumps(line)) == Started(terms())

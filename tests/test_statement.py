@@ -128,11 +128,11 @@ def test_figures_without_noise_leave_no_epsilon_towards_the_server(metrics):
     assert "epsilon_server does not hold" in said.reason
 
 
-def test_what_the_active_adversary_can_still_do_is_said():
-    assert any(
-        "replays an earlier round" in line and "not stopped yet" in line for line in say(adversary="active").trust
-    )
-    assert not any("replays" in line for line in say().trust)
+def test_what_an_active_adversary_can_do_is_said_where_the_protocol_stands_up_to_it():
+    whole, in_part = say(adversary="active", least_noises=4, least_cohort=6), say(adversary="active")
+    assert any("learns of every round one sum" in line and "epsilon_server_lying" in line for line in whole.trust)
+    assert any("no figure is claimed towards a rank 0 that lies" in line for line in in_part.trust)
+    assert not any("lies" in line for line in say().trust)
 
 
 def test_what_leaves_beside_the_models_is_listed():

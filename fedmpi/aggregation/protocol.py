@@ -126,6 +126,19 @@ class ProtocolRules:
             return colluding > self._settings.corrupt * hidden
         return colluding >= self._shape(hidden)[1]
 
+    def least_noise(self) -> tuple[int, int]:
+        """(honest shares of the noise, size of the cohort that they were made for) of the sum with the least noise that a rank 0
+        which lies can have opened, where the adversary is active: it announces the cohort that suits it, and has as many
+        dropped as the threshold allows. (0, 0) where there is no such bound: parties in the clear have none."""
+        config, settings = self._config, self._settings
+        if settings.adversary != "active" or settings.aggregation != "secure":
+            return 0, 0
+        everyone = config.run.parties
+        sizes = [everyone] if config.privacy.sampling >= 1 else range(config.privacy.min_cohort, everyone + 1)
+        noises = {size: max(0, self._shape(size)[1] - settings.colluding) for size in sizes}
+        worst = min(noises, key=lambda size: noises[size] / size)
+        return (noises[worst], worst) if noises[worst] else (0, 0)
+
     def check(self, clear: Collection[int]) -> None:
         """ConfigError if the whole cohort, or one that may be drawn, cannot run the protocol as configured."""
         config, least = self._config, self._config.privacy.min_cohort

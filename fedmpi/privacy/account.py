@@ -6,6 +6,7 @@ while the run goes on, all at once when it is resumed, or later by somebody who 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -67,12 +68,16 @@ class Account:
         self.party = CohortView(terms.parties, terms.accountant)  # what another party learns of each
         self.figures = "none"  # the least protected that left a party
         self.ended = False
+        self._startable = 0  # rounds that the parties would take part in, over all starts of the run
         self._asked: Asked | None = None  # the round under way
 
     def take(self, event: Event) -> None:
         """Count one more event, in the order of the log."""
         if isinstance(event, Started):
             self.settle()
+            # What a resumed run repeats under fresh noise is one more release; a rank 0 that lies may have had all of it before.
+            repeats = self.terms.entropy == "os" or not self._startable
+            self._startable += self.terms.rounds - event.after if repeats else 0
             if event.figures:
                 self._show("party")
         elif isinstance(event, Asked):
@@ -159,6 +164,20 @@ class Account:
         )
         return state(self.terms, spent)
 
+    def lying(self) -> float | None:
+        """Epsilon towards a rank 0 that lies, where the adversary is active: it has every party take part in every round, and in
+        each the sum opened that has the least noise in it. None where nothing holds towards it."""
+        terms, statement = self.terms, self.statement(quick=True)
+        if not terms.least_noises or statement.epsilon_server is None:
+            return None
+        mechanism = terms.mechanism
+        share = mechanism.share(terms.least_cohort) / mechanism.encoding.sensitivity
+        accountant = Accountant(terms.accountant)
+        multiplier = mechanism.of_sum(share, terms.least_noises, mechanism.encoding.dimension)
+        accountant.spend(multiplier, 1.0, max(1, self._startable))
+        found = accountant.epsilon(terms.delta)
+        return found if math.isfinite(found) else None
+
     def as_dict(self) -> dict[str, Any]:
         """privacy.json: the statement, the mechanism, and how the figures came about."""
         terms = self.terms
@@ -169,6 +188,7 @@ class Account:
         }
         return {
             **self.statement().as_dict(),
+            "epsilon_server_lying": self.lying(),
             "mechanism": terms.mechanism.as_dict() | about,
             "accountant": terms.accountant,
             "rounds_accounted": self.outside.rounds,

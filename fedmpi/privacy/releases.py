@@ -42,6 +42,10 @@ class Terms:
     adversary: str
     colluding: int
     clear_by_data: bool = False  # whether the parties' data decide who shares in the clear, which rank 0 learns
+    # Adversary active: what a rank 0 that lies can get opened at worst, a sum with `least_noises` honest shares of the noise, made
+    # for a cohort of `least_cohort`; 0: no such bound.
+    least_noises: int = 0
+    least_cohort: int = 0
 
 
 @dataclass(frozen=True)
@@ -211,7 +215,7 @@ def parse(line: str) -> Event:
 def _value(value: Any, hint: Any, name: str) -> Any:
     if hint is Terms:
         hints = typing.get_type_hints(Terms)
-        if set(value) != set(hints):
+        if set(value) | {"least_noises", "least_cohort"} != set(hints):  # which older logs lack
             raise ValueError(f"terms are {', '.join(sorted(value))}; expected {', '.join(sorted(hints))}")
         return Terms(**{field: _value(part, hints[field], field) for field, part in value.items()})
     if hint is Mechanism:

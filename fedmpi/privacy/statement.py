@@ -175,9 +175,11 @@ _LOCAL = (
 
 
 _ACTIVE = (
-    "adversary active: keys and survivors are signed, but a rank 0 that replays an earlier round's messages or tells a party "
-    "weaker settings is not stopped yet; towards such a server no figure is claimed"
+    "adversary active: a rank 0 that lies, with the colluding parties at most, learns of every round one sum over at least the "
+    "threshold of parties, or none; epsilon_server_lying is what that comes to if it has the smallest opened in all rounds, and is null "
+    "where nothing holds. It holds for whoever was started with its own settings and identities, which rank 0 does not choose"
 )
+_ACTIVE_IN_PART = "adversary active, hybrid: as without it for parties in the clear, and no figure is claimed towards a rank 0 that lies"
 
 
 _SAMPLED = "sampling: whether a party answers must not depend on who else was drawn; that a run lost nobody would otherwise say who was"
@@ -207,7 +209,7 @@ def _trust(terms: Terms) -> list[str]:
         "a share that is left out cannot be seen",
     ]
     more = (
-        (terms.adversary == "active", _ACTIVE),
+        (terms.adversary == "active", _ACTIVE if terms.least_noises else _ACTIVE_IN_PART),
         (terms.sampling < 1, _SAMPLED),
         (terms.graph == "regular" and terms.aggregation != "plain", _SPARSE),
     )

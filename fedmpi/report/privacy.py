@@ -11,7 +11,7 @@ from collections import Counter
 from pathlib import Path
 
 from fedmpi.errors import DataError
-from fedmpi.privacy.account import fold
+from fedmpi.privacy.account import Account, fold
 from fedmpi.privacy.releases import ReleaseLog
 from fedmpi.privacy.statement import FIGURES, Statement
 
@@ -33,12 +33,13 @@ def main(argv: list[str]) -> int:
     log = ReleaseLog.read(asked.run)
     account = fold(log.events)
     account.settle()
-    print(json.dumps(account.as_dict(), indent=2) if asked.json else _lines(asked.run, log, account.statement()))
+    print(json.dumps(account.as_dict(), indent=2) if asked.json else _lines(asked.run, log, account))
     _check(asked.run, account.statement())
     return 0
 
 
-def _lines(run: Path, log: ReleaseLog, statement: Statement) -> str:
+def _lines(run: Path, log: ReleaseLog, account: Account) -> str:
+    statement = account.statement()
     number = Counter(type(event).__name__ for event in log.events)
     ended = "ended" if number["Ended"] else "did not end"
     lines = [
@@ -48,13 +49,18 @@ def _lines(run: Path, log: ReleaseLog, statement: Statement) -> str:
     ]
     for name in FIGURES:
         value = getattr(statement, name)
-        shown = "-" if value is None else f"{value:.6g}"
-        lines.append(f"  {name:<16} {shown:>10}   {WORDS[name]}")
+        lines.append(f"  {name:<16} {_figure(value):>10}   {WORDS[name]}")
+    if account.terms.adversary == "active":
+        lines.append(f"  {'':<16} {_figure(account.lying()):>10}   rank 0, if it lies as best it can")
     lines += [f"  {'delta':<16} {statement.delta:>10g}", f"  {'kind':<16} {statement.epsilon_kind:>10}", ""]
     for title, said in (("why", [statement.reason]), ("trust", statement.trust), ("released", statement.released)):
         if any(said):
             lines += [f"{title}:", *(f"  {line}" for line in said)]
     return "\n".join(lines)
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:.6g}"
 
 
 def _check(run: Path, statement: Statement) -> None:

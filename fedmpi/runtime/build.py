@@ -184,6 +184,7 @@ def server_end(orders: Orders, method: Algorithm, mechanism: Mechanism, meter: M
 
 def terms(config: Config, mechanism: Mechanism, method: type[Algorithm]) -> Terms:
     """Under which the run's releases are made."""
+    noises, cohort = ProtocolRules(config).least_noise()
     return Terms(
         mechanism=mechanism,
         parties=config.run.parties,
@@ -199,6 +200,8 @@ def terms(config: Config, mechanism: Mechanism, method: type[Algorithm]) -> Term
         adversary=config.aggregation.adversary,
         colluding=config.aggregation.colluding,
         clear_by_data=config.aggregation.aggregation == "hybrid" and method.chooses_clear,
+        least_noises=noises,
+        least_cohort=cohort,
     )
 
 
