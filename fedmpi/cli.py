@@ -160,11 +160,6 @@ def _said(settings: dict, name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def own_option(argv: list[str], name: str) -> str | None:
-    """An option that a rank reads from its own command line because it must not take it from rank 0."""
-    return _take_option(argv, name)[0]
-
-
 def _take_option(argv: list[str], name: str, once: bool = False) -> tuple[str | None, list[str]]:
     """The last value of an option that must be known before the others are parsed, and argv without it. `once`: a second one that
     differs is an error, because all that the first stands for would be lost."""
