@@ -1,4 +1,5 @@
-"""Command line to Config: preset, then --config file, then flags. Read on rank 0 only."""
+"""Command line to Config: preset, then --config file, then flags. Every rank reads its own, so tyro, a library of 0.1 s, is
+asked only for --help and for what is wrong."""
 
 import ast
 import contextlib
@@ -11,7 +12,7 @@ import itertools
 import textwrap
 import typing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 
@@ -58,10 +59,17 @@ def resolve(argv: list[str]) -> Config:
     if of_file not in (None, method):  # a file about another method: it must be right for that one
         from_dict(settings, base, str(file))
         settings = _fitting(settings, method)
-    config = check(_flags(argv, from_dict(settings, base, str(file))))
+    config = check(_signed(_flags(argv, from_dict(settings, base, str(file)))))
     if resume is not None:
         _refuse_changes(saved, config)
     return config
+
+
+def _signed(config: Config) -> Config:
+    """Who names a file of identities wants messages to be signed: it would be there for nothing under a passive adversary."""
+    if config.aggregation.pki is None:
+        return config
+    return dataclasses.replace(config, aggregation=dataclasses.replace(config.aggregation, adversary="active"))
 
 
 # What may differ when a run is resumed: where it computes and is kept, not what is computed.
@@ -152,11 +160,6 @@ def _said(settings: dict, name: str) -> str | None:
     return None if value is None else str(value)
 
 
-def own_option(argv: list[str], name: str) -> str | None:
-    """An option that a rank reads from its own command line because it must not take it from rank 0."""
-    return _take_option(argv, name)[0]
-
-
 def _take_option(argv: list[str], name: str, once: bool = False) -> tuple[str | None, list[str]]:
     """The last value of an option that must be known before the others are parsed, and argv without it. `once`: a second one that
     differs is an error, because all that the first stands for would be lost."""
@@ -181,7 +184,52 @@ def _take_option(argv: list[str], name: str, once: bool = False) -> tuple[str | 
 
 
 def _flags(argv: list[str], base: Config) -> Config:
-    import tyro  # 0.1 s, and only rank 0 comes here
+    read = _plain(argv, base)
+    return _by_tyro(argv, base) if read is None else read
+
+
+def _plain(argv: list[str], base: Config) -> Config | None:
+    """`base` with flags that are as they should be: --name value, --name=value, --name and --no-name. None for anything else,
+    so that there is one place that knows what is wrong with it."""
+    homes = {
+        name: (layer, hint)
+        for layer in LAYERS
+        for name, hint in typing.get_type_hints(type(getattr(base, layer))).items()
+    }
+    changed: dict[str, dict[str, Any]] = {layer: {} for layer in LAYERS}
+    words = iter(argv)
+    for word in words:
+        flag, assigned, text = word.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        layer, hint = homes.get(name) or homes.get(name.removeprefix("no_"), ("", None))
+        try:
+            if not (flag.startswith("--") and layer) or (hint is not bool and name not in homes):
+                return None
+            if hint is bool and not assigned:
+                changed[layer][name if name in homes else name.removeprefix("no_")] = name in homes
+            else:
+                changed[layer][name] = _value(text if assigned else next(words), hint, bare=not assigned)
+        except (ValueError, StopIteration):
+            return None
+    return dataclasses.replace(
+        base, **{layer: dataclasses.replace(getattr(base, layer), **values) for layer, values in changed.items()}
+    )
+
+
+def _value(text: str, hint: Any, bare: bool) -> Any:
+    """A word as its option's type; ValueError for one that takes more than a look. `bare`: it stands by itself, where another
+    option could stand."""
+    if hint in (int, float) and not (bare and text.startswith("-")):
+        return hint(text)
+    if typing.get_origin(hint) is Literal and text in typing.get_args(hint):
+        return text
+    if (hint is str or (hint == (str | None) and text != "None")) and not (bare and text.startswith("-")):
+        return text
+    raise ValueError
+
+
+def _by_tyro(argv: list[str], base: Config) -> Config:
+    import tyro
 
     # Once the settings of the method are in it, the type of a configuration is known only now.
     omit: Any = tyro.conf.OmitArgPrefixes

@@ -188,9 +188,9 @@ class Aggregation:
     colluding: CountOrZero = 0
     """parties that may collude with the server: their noise is not counted towards it"""
     adversary: Literal["passive", "active"] = "passive"
-    """active: a server that may lie; keys and survivors are signed, see --pki"""
+    """active: a server that may lie; keys and survivors are signed, and --pki alone says so"""
     pki: str | None = None
-    """adversary active: file of identities made by python -m fedmpi.secagg.pki, read by each rank itself"""
+    """file of identities made by python -m fedmpi.secagg.pki, read by each rank itself; implies adversary active"""
     clear_parties: str = ""
     """hybrid: the parties that share in the clear, as 0,3,7"""
     clear_rule: str = ""
@@ -238,6 +238,14 @@ class Config:
     def as_dict(self) -> dict[str, dict[str, Any]]:
         return dataclasses.asdict(self)
 
+    def as_file(self) -> str:
+        """config.yaml of a run's folder, but for the folder: another run that is made from it has its own."""
+        import yaml
+
+        settings = self.as_dict()
+        del settings["run"]["out"], settings["run"]["resume"]
+        return yaml.safe_dump(settings, sort_keys=False)
+
     @property
     def out(self) -> Path:
         name = f"{self.run.preset}-{self.run.method}-s{self.run.seed}"
@@ -246,6 +254,14 @@ class Config:
 
 
 LAYERS: dict[str, Any] = typing.get_type_hints(Config)
+# Each rank's own affair: where it keeps and finds things, what it computes with, and how long rank 0 waits. None of it changes
+# what is computed or what protects it, so ranks need not agree.
+OWN = {
+    "run": ("preset", "out", "resume", "checkpoint_every", "keep_parties", "round_deadline"),
+    "data": ("data_dir", "cache_dir"),
+    "aggregation": ("pki", "phase_deadline"),
+    "machine": ("device", "threads"),
+}
 MOVED = ("model", "training", "ratings")  # layers of earlier versions, whose settings are a method's or the data's now
 
 
@@ -363,12 +379,13 @@ def _check_aggregation(config: Config) -> None:
         if settings.threshold and config.privacy.sampling < 1:
             raise ConfigError(f"threshold = {settings.threshold}: with sampling < 1 cohorts vary; leave it 0")
     if settings.adversary == "active":
+        implied = ", which --pki implies" if settings.pki else ""
         if settings.graph == "regular":
-            raise ConfigError("graph = regular: not with adversary active, which needs --graph complete")
+            raise ConfigError(f"graph = regular: not with adversary active{implied}; it needs --graph complete")
         if settings.pki is None:
             raise ConfigError("adversary = active: needs --pki FILE; make one with python -m fedmpi.secagg.pki")
         if settings.aggregation == "plain":
-            raise ConfigError("adversary = active: means nothing under plain aggregation")
+            raise ConfigError(f"adversary = active{implied}: means nothing under plain aggregation")
     if config.privacy.metrics == "securesum" and settings.aggregation == "plain":
         raise ConfigError("metrics = securesum: needs aggregation secure or hybrid, whose protocol adds them up")
     for name in ("clear_parties", "clear_rule"):

@@ -35,10 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     faulthandler.cancel_dump_traceback_later()
     try:
         if endpoint.rank != 0:
-            from fedmpi.cli import own_option
-            from fedmpi.runtime.client import run_client
-
-            return run_client(endpoint, own_option(argv, "--pki"))
+            return host(endpoint, argv)
         return serve(endpoint, argv, library())
     except FedmpiError as error:
         if endpoint.rank and isinstance(error, (ConfigError, TransportError)):
@@ -69,6 +66,21 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
     finally:
         start.record.close()
     return 0
+
+
+def host(endpoint, argv: list[str]) -> int:
+    """A client rank, which goes by its own command line. Where that cannot be used rank 0 says so, if it is the same for both."""
+    from fedmpi.cli import resolve
+    from fedmpi.runtime.client import next_message, run_client
+    from fedmpi.wire.messages import Stop
+
+    try:
+        own = resolve(argv)
+    except (ConfigError, SystemExit) as wrong:
+        if isinstance(next_message(endpoint), Stop):
+            return 0
+        raise ConfigError(f"{wrong}; rank 0 could use its command line, this rank cannot use its own") from None
+    return run_client(endpoint, own)
 
 
 def _give_up(endpoint, code: int, why: str) -> None:

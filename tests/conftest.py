@@ -30,16 +30,16 @@ def cache(tmp_path_factory):
 @pytest.fixture
 def make_config(cache, tmp_path):
     """A Config from flags, small and quick unless they say otherwise; from preset demo-20, whose parties split the data."""
-    from fitting import fitting
+    from fitting import fitting, method_of
 
-    from fedmpi.cli import own_option, resolve
+    from fedmpi.cli import resolve
 
     small = "--rounds 2 --parties 4 --local-epochs 0 --samples-per-party 20 --threads 1 --aggregation plain"
     counter = iter(range(1000))
 
     def make(flags: str = ""):
         out = tmp_path / f"run{next(counter)}"
-        short = fitting(own_option(flags.split(), "--method") or "dp-pfeddsu", "--head-epochs 2 --ext-epochs 1")
+        short = fitting(method_of(flags) or "dp-pfeddsu", "--head-epochs 2 --ext-epochs 1")
         where = ["--cache-dir", str(cache), "--out", str(out)]
         preset = [] if "--preset" in flags else ["--preset", "demo-20"]
         return resolve([*preset, *small.split(), *short.split(), *where, *flags.split()])
@@ -56,11 +56,12 @@ def run_in_memory():
     from fedmpi.runtime.start import start_run
     from fedmpi.transport.memory import run_ranks
 
-    def run(config, ranks: int, **options):
+    def run(config, ranks: int, own=None, **options):
+        """`own`: what the clients were started for, where it is not what rank 0 was."""
         start = start_run(config, ranks, "in memory", Terminal())
 
         def rank(endpoint):
-            return run_server(endpoint, *start) if endpoint.rank == 0 else run_client(endpoint)
+            return run_server(endpoint, *start) if endpoint.rank == 0 else run_client(endpoint, own or config)
 
         try:
             return run_ranks(ranks, rank, **options)[0]

@@ -4,12 +4,12 @@ import json
 
 import numpy as np
 import pytest
-from fitting import fitting
+from fitting import fitting, method_of
 
 from fedmpi import audit
 from fedmpi.attacks.exact_solver import leak_from_errors
 from fedmpi.attacks.gradient_leak import Undetermined
-from fedmpi.cli import own_option, resolve
+from fedmpi.cli import resolve
 from fedmpi.runtime import build
 
 PRINTED = "--party-solver steps --no-item-bias --item-reg 0.1 --party-reg 0.1 --factor-mean 0.6 --optimizer adam --server-lr 0.02"
@@ -19,7 +19,7 @@ PRINTED = "--party-solver steps --no-item-bias --item-reg 0.1 --party-reg 0.1 --
 def make(cache):
     def resolved(flags: str = ""):
         small = "--preset demo-recsys --parties 40 --items 80 --ratings 1600 --aggregation plain --support own "
-        small += fitting(own_option(flags.split(), "--method") or "fedmf", "--factors 6")
+        small += fitting(method_of(flags) or "fedmf", "--factors 6")
         return resolve([*small.split(), "--cache-dir", str(cache), *flags.split()])
 
     return resolved

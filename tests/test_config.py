@@ -4,14 +4,17 @@ import dataclasses
 import importlib.resources
 import subprocess
 import sys
+import typing
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fedmpi.aggregation.protocol import ProtocolRules, Session
 from fedmpi.algorithm import method_names
-from fedmpi.cli import presets, resolve
-from fedmpi.config import LAYERS, Config, from_dict, settings_of, whose
+from fedmpi.cli import _by_tyro, _plain, presets, resolve
+from fedmpi.config import LAYERS, Config, for_method, from_dict, settings_of, whose
 from fedmpi.errors import ConfigError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.report.record import Record
@@ -334,3 +337,101 @@ def test_a_method_whose_file_leaves_is_an_error(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigError, match=r"method = leaves:Method: leaves left by sys.exit\(0\) as it was imported"):
         resolve(["--method", "leaves:Method"])
+
+
+# ---- flags are read without the library that says what is wrong with them ----
+
+WORDS = [
+    "1",
+    "-1",
+    "0",
+    "0.5",
+    "-0.5",
+    "1e-5",
+    "inf",
+    "nan",
+    "x",
+    "",
+    " 3",
+    "1_0",
+    "None",
+    "none",
+    "True",
+    "-x",
+    "--",
+    "a=b",
+    "os",
+    "own",
+]
+
+
+@st.composite
+def flags(draw):
+    """A method, and flags of every layer, right and wrong, as somebody could type them."""
+    method = draw(st.sampled_from(method_names()))
+    base = for_method(Config(), method)
+    hints = {
+        name: hint
+        for layer in LAYERS
+        for name, hint in typing.get_type_hints(type(getattr(base, layer))).items()
+        if name != "method"
+    }
+    argv = []
+    for name in draw(st.lists(st.sampled_from([*hints, "nonsense"]), max_size=6)):
+        hint = hints.get(name, str)
+        spelled = "--" + draw(st.sampled_from(["", "no_"] if hint is bool else [""] * 9 + ["no_"])) + name
+        spelled = draw(st.sampled_from([spelled, spelled.replace("_", "-")]))
+        choices = typing.get_args(hint) if typing.get_origin(hint) is typing.Literal else ()
+        value = draw(st.sampled_from([*choices, *choices, *WORDS]) | st.integers(0, 99).map(str))
+        form = draw(
+            st.sampled_from(["bare"] * 4 if hint is bool else ["two", "one"]) | st.sampled_from(["bare", "two", "one"])
+        )
+        argv += {"bare": [spelled], "two": [spelled, value], "one": [f"{spelled}={value}"]}[form]
+    return base, argv
+
+
+@given(flags())
+def test_flags_are_read_as_the_library_would_read_them(given):
+    base, argv = given
+    read = _plain(argv, base)
+    try:
+        expected = _by_tyro(argv, base)
+    except ConfigError:
+        assert read is None, "it would have been refused"
+    else:
+        assert read is None or repr(read) == repr(expected)  # a number that is none is not equal to itself
+
+
+@pytest.mark.parametrize("method", method_names())
+def test_every_setting_can_be_given_as_a_plain_flag(method):
+    base = for_method(Config(), method)
+    for layer in LAYERS:
+        for name, value in dataclasses.asdict(getattr(base, layer)).items():
+            said = [f"--{name}={value}"] if not isinstance(value, bool) else [f"--{'' if value else 'no-'}{name}"]
+            if value is not None:
+                assert _plain(said, base) == _plain(said[0].split("=", 1), base) == base
+
+
+def test_who_types_it_right_does_not_wait_for_the_library():
+    """Twenty ranks on two cores read the command line, each for itself."""
+    code = (
+        "import sys\nfrom fedmpi.cli import resolve\n"
+        "resolve('--preset demo-20 --rounds 3 --epsilon=2 --keep-parties --data_dir x --no-augment'.split())\n"
+        "sys.exit('tyro' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_file_of_identities_means_an_active_adversary():
+    """Given for nothing, it would let its owner believe that keys are signed."""
+    assert resolve(["--preset", "demo-20", "--pki", "x"]).aggregation.adversary == "active"
+    assert resolve(["--preset", "demo-20"]).aggregation.adversary == "passive"
+    for flags, said in (
+        ("--pki x --graph regular", "graph = regular: not with adversary active, which --pki implies"),
+        (
+            "--pki x --aggregation plain",
+            "adversary = active, which --pki implies: means nothing under plain aggregation",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            resolve(["--preset", "demo-20", *flags.split()])

@@ -17,7 +17,7 @@ from fedmpi.privacy.account import fold
 from fedmpi.privacy.accountant import Accountant, calibrate
 from fedmpi.privacy.releases import ReleaseLog
 from fedmpi.randomness.words import SeededWords
-from fedmpi.runtime import build, checkpoint, schedule
+from fedmpi.runtime import build, checkpoint, floor, schedule
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.server import Server
 from fedmpi.transport.ledger import COUNTS, KEYS
@@ -530,8 +530,9 @@ def test_a_party_cannot_speak_through_a_rank_that_does_not_host_it(make_config, 
 
 
 def test_setup_travels_whole():
-    orders = build.Orders(resolve(["--epsilon", "inf", "--seed", "9"]), 3.25, "00ff", 4)
-    assert build.Orders.from_text(orders.to_text()) == orders
+    config = resolve("--epsilon inf --seed 9 --out /somewhere".split())
+    orders = build.Orders(config, 3.25, "0f" * 16, 0)
+    assert floor.agree(config, Setup(config=orders.to_text(), parties=(0, 1))) == orders
     assert Checkpoint.wire_size() == 0 and Tally.COLUMNS == len(KEYS) + len(COUNTS)
 
 

@@ -111,6 +111,66 @@ def test_bad_input_is_one_clear_line(case, launch, tmp_path):
     assert "Traceback" not in err
 
 
+def each(ranks_and_flags):
+    """One job whose ranks are started with command lines of their own."""
+    command = [MPIRUN]
+    for ranks, flags in ranks_and_flags:
+        command += [":"] * (len(command) > 1) + [
+            "-n",
+            str(ranks),
+            sys.executable,
+            "-m",
+            "fedmpi.main",
+            *map(str, flags),
+        ]
+    return command
+
+
+def test_a_rank_that_cannot_read_its_own_command_line_ends_the_job(launch, tmp_path):
+    """A file that is on rank 0's host alone."""
+    (tmp_path / "mine.yaml").write_text("run: {rounds: 2}\n")
+    run = [*SMALL, "--out", tmp_path / "run", "--config"]
+    command = each([(2, [*run, tmp_path / "mine.yaml"]), (2, [*run, tmp_path / "missing.yaml"])])
+    code, _, err = launch(0, command=command)
+    assert code == 2 and len(said(err)) == 1 and "Traceback" not in err
+    assert re.search(r"rank [23]: cannot read .*missing.yaml: No such file.*rank 0 could use its command line", err)
+
+
+def test_a_rank_with_a_floor_of_its_own_ends_the_job(launch, tmp_path):
+    run = [*SMALL, "--out", tmp_path / "run"]
+    code, _, err = launch(0, command=each([(1, [*run, "--epsilon", 9]), (2, [*run, "--epsilon", 8])]))
+    assert code == 2 and len(said(err)) == 1 and "Traceback" not in err
+    assert re.search(r"rank [12]: epsilon = 9.0: so says rank 0, and it protects less than 8.0, this rank's own", err)
+
+
+def test_ranks_with_a_disk_of_their_own_can_be_resumed(launch, tmp_path):
+    """Each rank has an OUT that no other sees, as on hosts without a common file system."""
+    toy = [
+        *TOY,
+        "--parties",
+        4,
+        "--method",
+        "toy_parties:Steady",
+        "--entropy",
+        "os",
+        "--rounds",
+        4,
+        "--preset",
+        "demo-20",
+    ]
+    outs = [tmp_path / name for name in ("rank0", "rank1", "rank2")]
+    code, _, err = launch(0, command=each([(1, [*toy, "--out", out]) for out in outs]))
+    assert code == 0, err
+    (outs[0] / "summary.json").unlink()  # as if it had been interrupted after its last checkpoint
+    code, _, err = launch(0, command=each([(1, ["--resume", out]) for out in outs]))
+    assert code == 0 and (outs[0] / "summary.json").exists(), err
+    assert sorted(path.name for path in (outs[1] / "checkpoint").iterdir()) == ["2", "3"]
+    (outs[2] / "config.yaml").unlink()
+    (outs[0] / "summary.json").unlink()
+    code, _, err = launch(0, command=each([(1, ["--resume", out]) for out in outs]))
+    assert code == 2 and len(said(err)) == 1 and re.search(r"rank 2: cannot read .*rank2/config.yaml", err)
+
+
 def test_one_rank_says_how_to_start_it(launch):
     code, _, err = launch(1, command=[sys.executable, "-m", "fedmpi.main"])
     assert code == 2 and len(said(err)) == 1 and "mpirun -n 21 python -m fedmpi.main" in err

@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fitting import fitting
+from fitting import fitting, method_of
 from torch.nn import functional as F
 
 import fedmpi.model
 from fedmpi.algorithm import load_method, method_names
-from fedmpi.cli import own_option, resolve
+from fedmpi.cli import resolve
 from fedmpi.errors import ConfigError, DataError
 from fedmpi.report.sealed import read_sealed, vector_sha256, write_sealed
 from fedmpi.runtime import build
@@ -36,7 +36,7 @@ def make_ratings(cache, tmp_path):
         small = (
             "--preset demo-recsys --parties 9 --items 30 --ratings 240 --rounds 2 --eval-every 2 --aggregation plain "
             "--support own --graph complete "
-        ) + fitting(own_option(flags.split(), "--method") or "fedmf", "--factors 3 --mask-epochs 5")
+        ) + fitting(method_of(flags) or "fedmf", "--factors 3 --mask-epochs 5")
         out = tmp_path / f"ratings{next(counter)}"
         return resolve([*small.split(), "--cache-dir", str(cache), "--out", str(out), *flags.split()])
 

@@ -5,13 +5,13 @@ import json
 
 import numpy as np
 import pytest
-from fitting import fitting
+from fitting import fitting, method_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmpi.aggregation.rows import RowServer, RowsParty
 from fedmpi.algorithm import RowUpdates, method_names
-from fedmpi.cli import own_option, resolve
+from fedmpi.cli import resolve
 from fedmpi.errors import ConfigError, ProtocolError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.privacy.mechanism import Cut
@@ -38,7 +38,7 @@ def make(cache, tmp_path):
         small = (
             "--preset demo-recsys --parties 12 --items 30 --ratings 240 --rounds 3 --eval-every 2 --aggregation plain "
             "--support own --graph complete "
-        ) + fitting(own_option(flags.split(), "--method") or "fedmf", "--factors 3 --mask-epochs 5")
+        ) + fitting(method_of(flags) or "fedmf", "--factors 3 --mask-epochs 5")
         out = tmp_path / f"run{next(counter)}"
         return resolve([*small.split(), "--cache-dir", str(cache), "--out", str(out), *flags.split()])
 

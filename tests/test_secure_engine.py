@@ -10,7 +10,6 @@ from fedmpi.aggregation.dropout import parse
 from fedmpi.algorithm import load_method, method_names
 from fedmpi.errors import ConfigError, DataError, ProtocolError
 from fedmpi.privacy.mechanism import Bounded
-from fedmpi.runtime import client
 from fedmpi.runtime.client import Client
 from fedmpi.runtime.server import Server
 from fedmpi.secagg import messages as secagg
@@ -58,13 +57,11 @@ def test_every_method_and_a_hybrid_give_the_same_model(name, make_config, run_in
     assert plain["model_sha256"] == secure["model_sha256"] == hybrid["model_sha256"]
 
 
-def test_an_active_round_gives_the_same_model(make_config, run_in_memory, tmp_path, monkeypatch):
+def test_an_active_round_gives_the_same_model(make_config, run_in_memory, tmp_path):
     file = tmp_path / "pki.json"
     pki.make(file, 7)
     plan = "--dropout 1:2:check,2:3:mask"
     plain = run_in_memory(make_config(f"{PLAIN} {plan}"), 3)
-    original = client.read_identities
-    monkeypatch.setattr(client, "read_identities", lambda config, parties, _: original(config, parties, str(file)))
     config = make_config(f"{SECURE} {plan} --adversary active --pki {file}")
     active = run_in_memory(config, 3)
     assert active["model_sha256"] == plain["model_sha256"] and active["dropouts"]["planned"] == 2
@@ -75,7 +72,7 @@ def test_a_client_does_not_take_identities_from_rank_0(make_config, run_in_memor
     file = tmp_path / "pki.json"
     pki.make(file, 7)
     with pytest.raises(ConfigError, match="does not take it from rank 0"):
-        run_in_memory(make_config(f"{SECURE} --adversary active --pki {file}"), 3)
+        run_in_memory(make_config(f"{SECURE} --adversary active --pki {file}"), 3, own=make_config(SECURE))
 
 
 def test_placement_does_not_matter(make_config, run_in_memory):
@@ -293,7 +290,10 @@ def test_settings_that_cannot_work_are_refused_at_the_start(flags, make_config, 
     "flags, said",
     [
         ("--adversary active", "needs --pki FILE"),
-        ("--adversary active --pki x --graph regular", "graph = regular: not with adversary active"),
+        (
+            "--adversary active --pki x --graph regular",
+            "graph = regular: not with adversary active, which --pki implies; it needs --graph complete",
+        ),
         ("--adversary active --pki x --aggregation plain", "means nothing under plain"),
         ("--clear-parties 1", "only with aggregation hybrid"),
         ("--min-cohort 2", "min_cohort = 2: secure aggregation needs at least 3"),

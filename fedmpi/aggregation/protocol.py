@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmpi.config import Config
+from fedmpi.config import OWN, Config
 from fedmpi.errors import ConfigError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.secagg import graph
@@ -15,15 +15,6 @@ from fedmpi.secagg.rules import Rules
 from fedmpi.wire.phases import Purpose
 
 SMALL_COHORT = 200
-
-# Each rank's own affair: where it keeps and finds things, what it computes with, how long it waits. None of it changes what is
-# computed or what protects it, so ranks need not agree.
-OWN = {
-    "run": ("preset", "out", "resume", "checkpoint_every", "keep_parties", "round_deadline"),
-    "data": ("data_dir", "cache_dir"),
-    "aggregation": ("pki", "phase_deadline"),
-    "machine": ("device", "threads"),
-}
 
 
 @dataclass(frozen=True)

@@ -142,6 +142,38 @@ def _sampled_rdp(multiplier: float, q: float) -> np.ndarray:
     return np.asarray(rdp.RdpAccountant(ORDERS_SAMPLED).compose(_sampled_event(multiplier, q)).rdp)
 
 
+def proven(multiplier: float, delta: float, q: float, rounds: int, kind: str = "rdp") -> float:
+    """The epsilon that `rounds` rounds of this multiplier prove at delta, without dp-accounting: what a rank holds rank 0's noise
+    against. Not for `pld` at q < 1, which has no such form."""
+    _check_kind(kind)
+    _check_delta(delta)
+    _check_round(multiplier, q)
+    full = _closed(rounds * _rho(multiplier), delta, kind)
+    if q == 1.0 or full == 0.0 or math.isinf(full):
+        return full
+    if kind == "pld":
+        raise ValueError("pld at q < 1 is dp-accounting's")
+    return min(full, rdp_epsilon(ORDERS_SAMPLED, rounds * _integer_rdp(multiplier, q), delta))
+
+
+def _integer_rdp(multiplier: float, q: float) -> np.ndarray:
+    """The Renyi divergences at ORDERS_SAMPLED of one sampled round, Mironov, Talwar, Zhang (2019): at order a the a-th moment is the mean
+    of exp(k(k-1) / (2 multiplier**2)) over a binomial k. Its excess over 1 is summed, so that small ones are exact."""
+    most = int(ORDERS_SAMPLED[-1])
+    factorials = np.cumsum(np.log(np.arange(1, most + 1)))
+    k = np.arange(2, most + 1)  # 0 and 1 add nothing to the excess
+    exponent = k * (k - 1) * _rho(multiplier)
+    excess = exponent + np.log(-np.expm1(-exponent))
+    found = []
+    for order in ORDERS_SAMPLED.tolist():
+        own = k[: order - 1]
+        left = np.where(own < order, factorials[np.maximum(order - own, 1) - 1], 0.0)
+        ways = factorials[order - 1] - factorials[own - 1] - left
+        terms = ways + own * math.log(q) + (order - own) * math.log1p(-q) + excess[: order - 1]
+        found.append(float(np.logaddexp(0.0, np.logaddexp.reduce(terms))) / (order - 1))
+    return np.array(found)
+
+
 def calibrate(epsilon: float, delta: float, q: float, rounds: int, kind: str = "rdp") -> float:
     """The least noise multiplier with which `rounds` rounds at sampling probability q keep (epsilon, delta): the
     standard deviation of the sum's noise is that many times the sensitivity. An infinite epsilon asks for no noise,

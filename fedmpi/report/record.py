@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import yaml
 
 from fedmpi import __version__
 from fedmpi.config import Config
@@ -66,9 +65,7 @@ class Record:
                     raise ConfigError(
                         f"out = {self.out}: holds a run already; choose another folder, or continue it with --resume"
                     )
-                settings = self.config.as_dict()
-                del settings["run"]["out"], settings["run"]["resume"]
-                write_text(self.out / "config.yaml", yaml.safe_dump(settings, sort_keys=False))
+                write_text(self.out / "config.yaml", self.config.as_file())
                 write_text(self.out / "rounds.jsonl", "")
         except OSError as error:
             raise ConfigError(f"out = {self.out}: cannot be written ({error.strerror or error})") from None

@@ -15,7 +15,7 @@ from fedmpi.data.images.spec import PartitionSpec
 from fedmpi.data.prepared import Prepared, Spec, prepare
 from fedmpi.data.ratings.catalog import RATING_SETS
 from fedmpi.data.ratings.spec import RatingSpec
-from fedmpi.errors import ConfigError, WireError
+from fedmpi.errors import ConfigError
 from fedmpi.privacy.account import Releases
 from fedmpi.privacy.mechanism import Mechanism, Wanted, check_epsilon, choose_mechanism
 from fedmpi.privacy.releases import ReleaseLog, Started, Terms
@@ -26,7 +26,8 @@ from fedmpi.transport.ledger import MOST_DETAIL
 
 @dataclass(frozen=True)
 class Orders:
-    """What rank 0 tells every rank: the configuration, and what follows from it and must be the same everywhere."""
+    """What rank 0 tells every rank: the configuration, and what follows from it and must be the same everywhere. What a rank makes
+    of it is fedmpi.runtime.floor's to say."""
 
     config: Config
     multiplier: float  # sigma
@@ -40,15 +41,6 @@ class Orders:
     def to_text(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
 
-    @classmethod
-    def from_text(cls, text: str) -> "Orders":
-        try:
-            fields = json.loads(text)
-            fields["config"] = from_dict(fields["config"], Config(), "Setup")
-            return cls(**fields)
-        except (ValueError, KeyError, TypeError, ConfigError) as error:
-            raise WireError(f"Setup: {error}") from None
-
 
 def load_config(run: Path) -> Config:
     """The configuration of the run in this folder."""
@@ -59,6 +51,11 @@ def load_config(run: Path) -> Config:
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{run}: no run there ({error})".splitlines()[0]) from None
     return check(from_dict(settings, Config(), str(run / "config.yaml")))
+
+
+def calibrations(config: Config) -> Path:
+    """Where this host keeps what fedmpi.privacy.calibrations found."""
+    return cache_folder(config.data.cache_dir) / "calibrations"
 
 
 def data_spec(config: Config) -> Spec:

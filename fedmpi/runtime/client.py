@@ -13,9 +13,9 @@ from fedmpi.aggregation.party_end import PartyEnd
 from fedmpi.aggregation.protocol import chosen_clear, digest
 from fedmpi.algorithm import Algorithm, LocalUpdate, RowUpdates
 from fedmpi.config import Config
-from fedmpi.errors import ConfigError, ProtocolError
+from fedmpi.errors import ProtocolError
 from fedmpi.privacy.mechanism import Mechanism
-from fedmpi.runtime import build, checkpoint, keep, schedule
+from fedmpi.runtime import build, checkpoint, floor, keep, schedule
 from fedmpi.runtime.departures import DEPARTURES, Leaving
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.runtime.tallies import proportional_set_size
@@ -43,8 +43,8 @@ from fedmpi.wire.phases import Cost, Phase, Purpose
 SERVER = 0
 
 
-def run_client(endpoint: Endpoint, pki: str | None = None) -> int:
-    """The whole life of a client rank; returns its exit code. `pki` is this rank's own word, not rank 0's."""
+def run_client(endpoint: Endpoint, own: Config) -> int:
+    """The whole life of a client rank; returns its exit code. `own`: what this rank was started for, by its own command line."""
     first = next_message(endpoint)
     if isinstance(first, Stop):
         return 0  # rank 0 has said what was wrong
@@ -52,9 +52,9 @@ def run_client(endpoint: Endpoint, pki: str | None = None) -> int:
         raise ProtocolError(f"rank 0 sent {type(first).__name__}, expected Setup", phase=Phase.SETUP)
     watch = Stopwatch()
     with watch("setup"):
-        orders = build.Orders.from_text(first.config)
+        orders = floor.agree(own, first)
         endpoint.ledger.detailed = build.detailed_ledger(orders.config)
-        identities = read_identities(orders.config, first.parties, pki)
+        identities = read_identities(orders.config, first.parties)
         algorithm = build.algorithm(orders.config)
         mechanism = build.mechanism(orders, algorithm)
         algorithm.host(first.parties)
@@ -70,14 +70,13 @@ def next_message(endpoint: Endpoint) -> Message:
     return arrived[1]
 
 
-def read_identities(config: Config, parties: tuple[int, ...], pki: str | None) -> dict[int, Identity]:
-    """The signing keys of this rank's parties, if the adversary is active."""
-    if config.aggregation.adversary != "active":
+def read_identities(config: Config, parties: tuple[int, ...]) -> dict[int, Identity]:
+    """The signing keys of this rank's parties, if the adversary is active, from the file that its own command line names."""
+    if config.aggregation.adversary != "active" or config.aggregation.pki is None:
         return {}
-    if pki is None:
-        raise ConfigError("adversary = active: this rank was started without --pki, and does not take it from rank 0")
-    public = read_public(Path(pki), config.run.parties)
-    return {party: read_identity(Path(pki), party, public) for party in parties}
+    file = Path(config.aggregation.pki)
+    public = read_public(file, config.run.parties)
+    return {party: read_identity(file, party, public) for party in parties}
 
 
 class Client:
@@ -108,17 +107,15 @@ class Client:
         )
         self.sessions: dict[int, PartySession] = {}  # of the round, or the test, that is under way
         self.under_way: tuple[int, Purpose] = 0, Purpose.TRAINING
-        self.trained = 0  # the last round that this rank was asked to train in: each releases once
-        self.tested = -1  # the last that it was asked to test, as often; 0: the references
+        self.trained, self.tested = checkpoint.Counters()  # the last rounds that were asked for: each releases once
         self.final: Evaluate | None = None  # the finished model, under --keep-parties
 
     def restore(self, round: int) -> None:
         """Go on after a checkpointed round; 0: from the beginning."""
-        if round:
-            checkpoint.restore_parties(self.config, self.algorithm, self.parties, round)
-            self.trained = self.tested = round
-        elif self.config.run.resume:
-            checkpoint.forget_all(self.config)
+        if self.config.run.resume:
+            self.trained, self.tested = checkpoint.restore_parties(self.config, self.algorithm, self.parties, round)
+        else:
+            checkpoint.begin(self.config)
 
     def say_ready(self) -> None:
         # A checksum is a figure too, and stays home with the others.
@@ -290,8 +287,14 @@ class Client:
         )
 
     def keep(self, message: Checkpoint) -> None:
+        if not self.trained <= message.round <= self.config.run.rounds:
+            raise ProtocolError(
+                f"rank 0 asked for a checkpoint of round {message.round} after round {self.trained}",
+                phase=message.PHASE,
+            )
         with self.watch("checkpoint"):
-            checkpoint.save_parties(self.config, self.algorithm, self.parties, message.round)
+            counters = checkpoint.Counters(self.trained, self.tested)
+            checkpoint.save_parties(self.config, self.algorithm, self.parties, message.round, counters)
         self.send_tally()
 
     # ---- what it cost ----

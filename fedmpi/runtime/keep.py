@@ -15,6 +15,7 @@ from fedmpi.config import Config
 from fedmpi.errors import DataError
 from fedmpi.files import make_folder
 from fedmpi.report.sealed import vector_sha256, write_sealed
+from fedmpi.runtime.checkpoint import PARTIES, parties_file
 from fedmpi.wire.messages import Evaluate
 
 FORMAT = 1
@@ -46,14 +47,14 @@ def save_model(config: Config, algorithm: Algorithm, theta: np.ndarray) -> str:
 def save_parties(config: Config, algorithm: Algorithm, parties: tuple[int, ...], model: Evaluate) -> None:
     """What these parties predict with under the finished model, and the states they end in, for this user's eyes alone."""
     folder = config.out / "parties"
-    path = folder / f"parties-{parties[0]:05d}-{parties[-1]:05d}.npz"
+    path = folder / parties_file(parties)
     arrays = {"parties": np.array(parties), "model_sha256": np.array(vector_sha256(model.theta))}
     arrays |= algorithm.own_parts(parties, model.theta, model.round)
     arrays |= {STATE + name: values for name, values in algorithm.states(parties).items()}
     try:
         make_folder(folder)
         for old in kept_files(config.out, parties[0], parties[-1]):
-            old.unlink(missing_ok=True)  # of an interrupted run with other ranks
+            old.unlink(missing_ok=True)  # of an interrupted run with other ranks; of a link the link
         write_sealed(path, arrays)
     except OSError as error:
         raise DataError(f"{path} cannot be written ({error.strerror or error})") from None
@@ -62,8 +63,8 @@ def save_parties(config: Config, algorithm: Algorithm, parties: tuple[int, ...],
 def kept_files(run: Path, first: int, last: int) -> list[Path]:
     """The files that hold a party from `first` to `last`."""
     found = []
-    for path in sorted((run / "parties").glob("parties-[0-9]*-[0-9]*.npz")):
-        low, high = (int(number) for number in path.stem.split("-")[1:])
-        if low <= last and high >= first:
+    for path in sorted((run / "parties").glob("parties-*.npz")):
+        ends = PARTIES.fullmatch(path.name)
+        if ends and int(ends[1]) <= last and int(ends[2]) >= first and not path.is_dir():
             found.append(path)
     return found

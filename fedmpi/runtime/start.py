@@ -12,7 +12,7 @@ from fedmpi.aggregation.protocol import ProtocolRules, chosen_clear
 from fedmpi.cli import resolve
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError
-from fedmpi.privacy.accountant import calibrate
+from fedmpi.privacy.calibrations import calibrated
 from fedmpi.report.record import Record, free_folder, interrupted
 from fedmpi.report.terminal import Terminal, screen_behind_launcher
 from fedmpi.runtime import build, checkpoint
@@ -60,7 +60,8 @@ def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | N
 def _start(config: Config, placement: Placement, record: Record, unfinished: Path | None) -> Start:
     build.open_store(config)
     privacy = config.privacy
-    multiplier = calibrate(privacy.epsilon, privacy.delta, privacy.sampling, config.run.rounds, privacy.accountant)
+    target = privacy.epsilon, privacy.delta, privacy.sampling, config.run.rounds, privacy.accountant
+    multiplier = calibrated(build.calibrations(config), *target)
     record.claim()
     if config.run.resume and config.privacy.entropy == "os" and (config.out / "summary.json").exists():
         raise ConfigError(

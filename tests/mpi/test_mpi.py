@@ -117,7 +117,7 @@ def test_a_run_gives_the_model_that_the_in_memory_transport_gives(flags, make_co
     endpoint = MpiEndpoint()
     config = make_config(f"--parties 8 --min-cohort 3 {flags}")
     if endpoint.rank:
-        assert run_client(endpoint) == 0
+        assert run_client(endpoint, config) == 0
         take(endpoint, Stop)  # the server still listens to the others: nothing may be sent to it before it says so
     else:
         over_mpi = run_server(endpoint, *start_run(config, endpoint.size, library(), Terminal()))
