@@ -5,7 +5,7 @@ server's machine ends when everybody in it has answered or is gone; `drop` takes
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,11 @@ class ServerSession(ABC):
     def planned(self) -> int:
         """How many were known to vanish, and were not waited for."""
         return 0
+
+    @property
+    def vanished(self) -> Collection[int]:
+        """Who these are: should they speak all the same, it is not their turn and no offence."""
+        return ()
 
 
 class Listening(ServerSession):
