@@ -9,7 +9,6 @@ from fedmpi.errors import TransportError
 from fedmpi.transport.endpoint import CHUNK, Endpoint
 from fedmpi.wire.frame import Buffer
 
-
 PASSED_OVER = 10_000  # messages of muted ranks within one look for another's
 
 
