@@ -155,6 +155,10 @@ class Algorithm(ABC):
     def summarise_references(self, total: np.ndarray) -> dict[str, float | None]:
         """The reference scores from the sum of everybody's `references_all` rows."""
 
+    def plausible(self, figures: np.ndarray, round: int) -> np.ndarray:
+        """Which rows of test figures can be what `evaluate_all`, or in round 0 `references_all`, gives: rank 0 believes no others."""
+        return np.isfinite(figures).all(axis=1)
+
     def summarise_training(self, rows: np.ndarray) -> dict[str, float]:
         """What a round's row says of the parties' own figures: by default the mean of each column."""
         return dict(zip(self.report_columns, rows.mean(axis=0).tolist()))
@@ -254,6 +258,18 @@ class PartyAlgorithm(Algorithm):
             return own.untrained_correct / own.total, alone, 1.0
 
         return np.array([row(self.references(party, theta)) for party in parties])
+
+    def plausible(self, figures: np.ndarray, round: int) -> np.ndarray:
+        """Shares of samples that are right, then a one; a reference that was not measured is -1. A method with columns of its own
+        knows better what they can be."""
+        own = (type(self).evaluate_all, type(self).references_all)
+        if own != (PartyAlgorithm.evaluate_all, PartyAlgorithm.references_all):
+            return super().plausible(figures, round)
+        shares, ones = figures[:, :-1], figures[:, -1]
+        possible = (shares >= 0) & (shares <= 1)
+        if round == 0:
+            possible[:, 1] |= shares[:, 1] == -1
+        return possible.all(axis=1) & (ones == 1)
 
     def summarise(self, total: np.ndarray) -> dict[str, float]:
         return {"accuracy": float(total[0] / total[1])}

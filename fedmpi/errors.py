@@ -34,6 +34,7 @@ class Fault:
     party: int | None
     phase: str | None
     what: str
+    certain: bool = True  # whether nobody else can be to blame
 
     def __str__(self) -> str:
         where = f"party {self.party}" if self.party is not None else "a party"

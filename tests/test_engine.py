@@ -196,17 +196,21 @@ def test_the_ledger_is_the_sum_of_the_size_laws(ranks, make_config, run_in_memor
         assert total_bytes(summary, view) == sum(row[f"{view}_payload"] + row[f"{view}_framing"] for row in rows)
 
 
-def test_a_ledger_that_misses_a_message_stops_the_run(make_config, run_in_memory, monkeypatch):
+@pytest.mark.parametrize("kind", [Train, PlainInput])
+def test_a_ledger_that_misses_a_byte_stops_the_run_or_is_not_used(kind, make_config, run_in_memory, monkeypatch):
     from fedmpi.transport.ledger import Ledger
 
     record = Ledger.record
 
     def forgetful(self, message, peer, payload):
-        record(self, message, peer, payload - (message.round == 2 and isinstance(message, PlainInput)))
+        record(self, message, peer, payload - (message.round == 2 and isinstance(message, kind)))
 
     monkeypatch.setattr(Ledger, "record", forgetful)
-    with pytest.raises(ProtocolError, match="the ledger counts"):
-        run_in_memory(make_config(), 3)
+    if kind is PlainInput:  # the clients' own count, which rank 0 holds against what it got
+        assert run_in_memory(make_config(), 3)["untallied_ranks"] == [1, 2]
+    else:
+        with pytest.raises(ProtocolError, match="the ledger counts"):
+            run_in_memory(make_config(), 3)
 
 
 # ---- interruption ----
@@ -525,8 +529,9 @@ def test_a_party_cannot_speak_through_a_rank_that_does_not_host_it(make_config, 
         return [dataclasses.replace(message, party=(message.party + 2) % 4) for message in start(self)]
 
     monkeypatch.setattr(PlainParty, "start", impostor)
-    with pytest.raises(ProtocolError, match="which does not host it"):
-        run_in_memory(make_config(), 3)
+    summary = run_in_memory(make_config("--rounds 3"), 3)
+    assert summary["dropouts"]["benched"] == [0, 1, 2, 3] and summary["dropouts"]["failed_rounds"] == 3
+    assert summary["accuracy"] is None, "nobody is left to ask"
 
 
 def test_setup_travels_whole():

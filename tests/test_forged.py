@@ -1,4 +1,4 @@
-"""What one rank says that cannot be: rank 0 goes on without it, or ends the run with one line, and believes none of it."""
+"""What one rank says that cannot be: rank 0 goes on without it and believes none of it; a client ends the run with one line."""
 
 import dataclasses
 import json
@@ -12,7 +12,7 @@ from fedmpi.errors import ConfigError, FedmpiError, ProtocolError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.runtime.server import Server
 from fedmpi.transport.endpoint import Endpoint
-from fedmpi.wire.messages import EvalReport, Fill, PlainInput, Train, TrainReport
+from fedmpi.wire.messages import EvalReport, Fill, PlainInput, Tally, Train, TrainReport
 
 
 @pytest.fixture
@@ -37,12 +37,36 @@ def rows(config):
     return [json.loads(line) for line in (config.out / "rounds.jsonl").read_text().splitlines()]
 
 
-def test_a_report_of_another_shape_is_not_read(make_config, run_in_memory, forge, capsys):
-    honest = run_in_memory(make_config(), 3)
+def test_a_report_of_another_shape_costs_its_rank_the_round(make_config, run_in_memory, forge, capsys):
+    planned = run_in_memory(make_config("--dropout 1:0:advertise,1:1:advertise,2:0:advertise,2:1:advertise"), 3)
     forge(TrainReport, lambda m: [dataclasses.replace(m, figures=np.ones((len(m.parties), 2)))])
     summary = run_in_memory(make_config(), 3)
-    assert summary["model_sha256"] == honest["model_sha256"] and summary["dropouts"]["caught"] == 4
-    assert "sent a report that nobody asked for so; it is not read" in capsys.readouterr().out
+    assert summary["model_sha256"] == planned["model_sha256"] and summary["dropouts"]["caught"] == 2
+    said = capsys.readouterr().out
+    assert said.count("rank 1 sent a report of 2 figures a party, expected 5; parties 0 to 1 left out") == 2
+
+
+@pytest.mark.parametrize("column, value", [(-2, -1.0), (-1, 1.5), (-1, np.nan)], ids=["norm", "share", "no share"])
+def test_a_report_that_cannot_be_is_not_read(column, value, make_config, run_in_memory, forge):
+    def change(m):
+        m.figures[:, column] = value
+        return [m]
+
+    forge(TrainReport, change)
+    config = make_config()
+    assert run_in_memory(config, 3)["dropouts"]["benched"] == [0, 1]
+    assert all(row["survivors"] == 2 and row["update_norm"] > 0 and 0 <= row["clipped"] <= 1 for row in rows(config))
+
+
+def test_a_loss_that_is_not_finite_is_no_offence_and_in_no_mean(make_config, run_in_memory, forge):
+    def change(m):
+        m.figures[:, 0] = np.inf
+        return [m]
+
+    forge(TrainReport, change)
+    config = make_config()
+    assert run_in_memory(config, 3)["dropouts"]["caught"] == 0
+    assert all(row["survivors"] == 4 and np.isfinite(row["loss"]) for row in rows(config))
 
 
 def test_a_report_is_read_once(make_config, run_in_memory, forge):
@@ -57,66 +81,119 @@ def test_a_report_that_nobody_asked_for_is_not_read(make_config, run_in_memory, 
     forge(PlainInput, lambda m: [TrainReport(m.round, m.party, (m.party,), np.ones((1, 5))), m])
     config = make_config("--entropy os")
     summary = run_in_memory(config, 3)
-    assert summary["epsilon_server"] is not None and summary["dropouts"]["caught"] == 4
+    assert summary["epsilon_server"] is not None and summary["dropouts"]["caught"] == 2
     assert not any("loss" in row or "update_norm" in row for row in rows(config))
 
 
 @pytest.mark.parametrize(
-    "change, said",
+    "change",
     [
-        (lambda m: [m, m], "reported twice|not its turn"),
-        (lambda m: [dataclasses.replace(m, parties=(0, 0))], "reported twice"),
-        (lambda m: [dataclasses.replace(m, figures=m.figures[:, :1])], "sent 1 test figures a party, expected"),
-        (lambda m: [dataclasses.replace(m, figures=m.figures * np.nan)], "not a finite number"),
+        lambda m: [dataclasses.replace(m, parties=(0, 0))],
+        lambda m: [dataclasses.replace(m, figures=m.figures[:, :1])],
+        lambda m: [dataclasses.replace(m, figures=m.figures * np.nan)],
+        lambda m: [dataclasses.replace(m, figures=m.figures + 1)],
     ],
-    ids=["twice", "one party twice", "columns", "not a number"],
+    ids=["one party twice", "columns", "not a number", "more right than there are"],
 )
-def test_test_figures_that_cannot_be_end_the_run(change, said, make_config, run_in_memory, forge):
+def test_test_figures_that_cannot_be_are_in_no_mean(change, make_config, run_in_memory, forge, capsys):
     forge(EvalReport, change)
-    config = make_config("--eval-every 1")
-    if said.startswith(
-        "reported twice|"
-    ):  # the second comes when nobody waits for it, or while the others are waited for
-        try:
-            assert run_in_memory(config, 3)["accuracy"] <= 1
-        except ProtocolError as error:
-            assert "reported twice" in str(error)
-        return
-    with pytest.raises(ProtocolError, match=said):
-        run_in_memory(config, 3)
+    summary = run_in_memory(make_config("--eval-every 1"), 3)
+    assert 0 <= summary["accuracy"] <= 1 and 0 <= summary["accuracy_untrained"] <= 1
+    assert summary["dropouts"]["benched"] == [0, 1], "in round 0 and in round 1"
+    said = capsys.readouterr().out
+    assert said.count("test figures of round 0 are those of 2 of 4 parties") == 1
 
 
-@pytest.mark.parametrize(
-    "facts", [{}, {"costs": 1}, {"costs": [], "cpu": 3, "pss": 1}, {"costs": [[1]], "cpu": {}, "pss": 1}]
-)
-def test_a_tally_that_cannot_be_read_is_one_line(facts, make_config, run_in_memory, monkeypatch):
+def test_test_figures_are_counted_once(make_config, run_in_memory, forge):
+    """The second one comes when nobody waits for it, or costs its rank the test."""
+    forge(EvalReport, lambda m: [m, m])
+    assert 0 <= run_in_memory(make_config("--eval-every 1"), 3)["accuracy"] <= 1
+
+
+TALLIES = {
+    "empty": lambda t: dataclasses.replace(t, facts={}),
+    "no list of costs": lambda t: dataclasses.replace(t, facts=t.facts | {"costs": 1}),
+    "ragged costs": lambda t: dataclasses.replace(t, facts=t.facts | {"costs": [[1]]}),
+    "somebody else's costs": lambda t: dataclasses.replace(t, facts=t.facts | {"costs": [[3, "update", "MPI", 1.0]]}),
+    "an unknown cost": lambda t: dataclasses.replace(t, facts=t.facts | {"costs": [[0, "update", "fun", 1.0]]}),
+    "no table of seconds": lambda t: dataclasses.replace(t, facts=t.facts | {"cpu": 3}),
+    "seconds below zero": lambda t: dataclasses.replace(t, facts=t.facts | {"cpu": {"setup": -1e9}}),
+    "seconds without end": lambda t: dataclasses.replace(t, facts=t.facts | {"cpu": {"setup": float("nan")}}),
+    "seconds of nothing": lambda t: dataclasses.replace(t, facts=t.facts | {"cpu": {"x\ny": 1.0}}),
+    "no memory": lambda t: dataclasses.replace(t, facts=t.facts | {"pss": -1}),
+    "another rank's rows": lambda t: changed(t, 5, 2),
+    "the way down": lambda t: changed(t, 4, 0),
+    "somebody else's row": lambda t: changed(t, 6, 3),
+    "an unknown phase": lambda t: changed(t, 2, 99),
+    "a byte more in a row": lambda t: changed(t, 8, 1),
+    "less than nothing": lambda t: changed(t, 11, -5),
+    "fewer given": lambda t: dataclasses.replace(t, bytes_given=t.bytes_given - 1),
+    "a byte more in both": lambda t: dataclasses.replace(
+        changed(t, 8, 1), bytes_given=int(changed(t, 8, 1).rows[:, 8:10].sum())
+    ),
+}
+
+
+def changed(tally, column, value):
+    rows = tally.rows.copy()
+    rows[-1, column] = value
+    return dataclasses.replace(tally, rows=rows)
+
+
+@pytest.mark.parametrize("lie", TALLIES)
+def test_a_tally_that_cannot_be_is_not_used(lie, make_config, run_in_memory, monkeypatch, capsys):
+    """The ledger of the others still holds to the byte: a run that cannot show that fails."""
+    whole = Endpoint._dispatch
+
+    def lying(self, rank, message):
+        if self.rank == 1 and isinstance(message, Tally):
+            message = TALLIES[lie](message)
+        return whole(self, rank, message)
+
+    monkeypatch.setattr(Endpoint, "_dispatch", lying)
+    config = make_config("--checkpoint-every 1")
+    summary = run_in_memory(config, 3)
+    assert summary["untallied_ranks"] == [1] and summary["dropouts"]["benched"] == [0, 1]
+    assert {
+        line.split(",")[5] for line in (config.out / "messages.csv").read_text().splitlines() if ",up," in line
+    } == {"2"}
+    said = capsys.readouterr().out
+    assert said.count("rank 1 sent a tally that cannot be") == 2
+
+
+def test_a_tally_that_never_comes_is_named_and_the_results_are_there(make_config, run_in_memory, monkeypatch, capsys):
     whole = Endpoint.send_tally
-    monkeypatch.setattr(
-        Endpoint, "send_tally", lambda self, rank, said: whole(self, rank, facts if self.rank == 1 else said)
-    )
-    with pytest.raises(ProtocolError, match="rank 1 sent a tally that cannot be read"):
-        run_in_memory(make_config(), 3)
+    monkeypatch.setattr(Endpoint, "send_tally", lambda self, rank, facts: self.rank == 2 and whole(self, rank, facts))
+    config = make_config("--round-deadline 5")
+    honest = run_in_memory(config, 3)
+    assert honest["untallied_ranks"] == [1] and (config.out / "model.npz").exists()
+    assert "end of the run: no Tally from ranks [1] (round_deadline)" in capsys.readouterr().out
 
 
-def test_a_tally_that_comes_unasked_is_not_lost(make_config, run_in_memory, monkeypatch):
+def test_a_tally_that_comes_unasked_costs_its_rank_the_round(make_config, run_in_memory, monkeypatch, capsys):
     """Its bytes and its rows would be missing together, and the ledger would still agree with itself."""
     from fedmpi.runtime.client import Client
 
     train = Client.train
 
     def early(self, model):
-        self.send_tally()
+        if self.endpoint.rank == 1:
+            self.send_tally()
         train(self, model)
 
     monkeypatch.setattr(Client, "train", early)
-    with pytest.raises(ProtocolError, match="sent Tally, which is not its turn"):
-        run_in_memory(make_config(), 3)
+    config = make_config()
+    summary = run_in_memory(config, 3)
+    assert [row["survivors"] for row in rows(config)] == [2, 2] and summary["untallied_ranks"] == [1]
+    assert capsys.readouterr().out.count("rank 1 sent Tally, which is not its turn") == 2
 
 
-def test_nobody_speaks_under_another_ranks_name(make_config, run_in_memory, forge):
+def test_nobody_speaks_under_another_ranks_name(make_config, run_in_memory, forge, capsys):
     forge(TrainReport, lambda m: [dataclasses.replace(m, party=3)])
-    with pytest.raises(ProtocolError, match="party 3: spoke through rank 1, which does not host it"):
-        run_in_memory(make_config(), 3)
+    config = make_config()
+    run_in_memory(config, 3)
+    assert [row["survivors"] for row in rows(config)] == [2, 2]
+    assert capsys.readouterr().out.count("rank 1 spoke for party 3, which it does not host") == 2
 
 
 # ---- and rank 0 to a client ----

@@ -44,7 +44,7 @@ def launch(environ):
         mark = f"fedmpi-test-{time.monotonic_ns()}"
         command = command or [MPIRUN, "-n", str(ranks), sys.executable, "-m", "fedmpi.main"]
         done = subprocess.run(
-            [*command, *map(str, arguments)],
+            [*map(str, [*command, *arguments])],
             env=environ | {"FEDMPI_MARK": mark},
             capture_output=True,
             text=True,
@@ -292,6 +292,34 @@ def test_a_killed_rank_ends_the_job(victim, how, launch, tmp_path):
             assert len(said(err)) == 1 and f"rank {gone} is gone" in err
     assert code != 0
     assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    "how, lie",
+    [("mpirun", "Garbage"), ("mpirun", "Huge"), ("mpirun", "Floods"), ("local.sh", "Huge"), ("local.sh", "Floods")],
+)
+def test_a_rank_that_lies_stops_nobody(how, lie, launch, tmp_path):
+    """Nor does one that never ends: the results are written, and the job is ended under it with exit code 0."""
+    settings = [*TOY, "--rounds", "3", "--parties", "6", "--aggregation", "plain", "--phase-deadline", "5"]
+    plan = ",".join(f"{round}:{party}:advertise" for round in (1, 2, 3) for party in (0, 1))
+    command = start(how, 4)
+    wanted = launch(
+        0,
+        *settings,
+        "--method",
+        "benchmarks.toy:Method",
+        "--dropout",
+        plan,
+        "--out",
+        tmp_path / "plan",
+        command=command,
+    )
+    code, out, err = launch(0, *settings, "--method", f"lying:{lie}", "--out", tmp_path / "run", command=command)
+    assert (wanted[0], code) == (0, 0), err
+    planned, summary = (json.loads((tmp_path / name / "summary.json").read_text()) for name in ("plan", "run"))
+    assert summary["model_sha256"] == planned["model_sha256"]
+    assert summary["dropouts"]["benched"] == [0, 1] and summary["untallied_ranks"] == [1]
+    assert out.count("left out for the rest of the run") == 1 and said(err) == []
 
 
 def test_a_rank_that_dies_before_mpi_does_not_hang_the_others(launch, tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ from fedmpi.recsys.private import Fit, fit_all
 from fedmpi.recsys.rule import ClearRule
 from fedmpi.recsys.steps import Adam, Counted, Sgd
 from fedmpi.runtime import build, departures
+from fedmpi.wire.bits import pack, pack_signed
 from fedmpi.wire.messages import PlainRows, decode, encode
 
 METHODS = method_names(("fedmpi.recsys.methods",))
@@ -311,9 +312,9 @@ def test_many_rows_go_in_several_messages_of_whole_parties(monkeypatch):
     assert [message.party for message in messages] == [0, -1, 3]
 
 
-def rows_message(parties=(0, 1), counts=(1, 2), numbers=(3, 0, 2), value=5, round=1, bits=16, width=3):
-    values = np.full((len(numbers), width), value, np.int64)
-    return PlainRows(round, -1, tuple(parties), np.array(counts), np.array(numbers), values, 2, bits)
+def rows_message(parties=(0, 1), counts=(1, 2), numbers=(3, 0, 2), value=5, round=1, bits=16, width=3, row_bits=2):
+    packed = pack(np.array(numbers), row_bits), pack_signed(np.full(len(numbers) * width, value, np.int64), bits)
+    return PlainRows(round, -1, tuple(parties), np.array(counts), *packed, row_bits, bits, width)
 
 
 REFUSED = {
@@ -321,7 +322,10 @@ REFUSED = {
     "not in this round's cohort": rows_message(parties=(0, 7)),
     "second update": rows_message(parties=(0, 0)),
     "rows of 2 values": rows_message(width=2),
-    "values of 20 bits": rows_message(bits=20),
+    "and 20 a value, expected 3, 2 and 16": rows_message(bits=20),
+    "7 bits a row number": rows_message(row_bits=7),
+    "sent 5 rows of one party, there are 4": rows_message(counts=(5, 0), numbers=(0, 1, 2, 3, 3)),
+    "nonzero padding": dataclasses.replace(rows_message(), rows=b"\xff"),
 }
 
 

@@ -501,7 +501,7 @@ def test_wrong_shares_are_decoded_and_their_holders_named():
 
     round = Round(9, threshold=5).run(tamper=tamper)
     for liar in liars:
-        assert Fault(liar, "Unmask", f"sent a wrong share of party {LIAR}") in round.server.faults
+        assert Fault(liar, "Unmask", f"sent a wrong share of party {LIAR}", certain=False) in round.server.faults
     assert {fault.party for fault in round.server.faults} == set(liars)
     round.check_sum(round.cohort)
 

@@ -163,8 +163,12 @@ def test_a_lying_party_is_dropped_and_named(make_config, run_in_memory, monkeypa
     monkeypatch.setattr(Client, "say", lying)
     config = make_config(SECURE)
     summary = run_in_memory(config, 3)
-    assert summary["dropouts"]["caught"] == 3 and all(row["survivors"] == 6 for row in rows(config))
-    assert "party 4, MaskedInput: sent" in capsys.readouterr().out
+    assert all(row["survivors"] == 6 for row in rows(config))
+    assert summary["dropouts"]["caught"] == 2 and summary["dropouts"]["benched"] == [4], (
+        "in the third round it is not asked"
+    )
+    said = capsys.readouterr().out
+    assert said.count("party 4, MaskedInput: sent") == 2 and said.count("left out for the rest of the run") == 1
 
 
 def test_a_party_that_is_lied_to_ends_the_run(make_config, run_in_memory, monkeypatch):

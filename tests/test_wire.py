@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fedmpi.errors import WireError
 from fedmpi.secagg import messages as secagg
+from fedmpi.wire.bits import pack, pack_signed
 from fedmpi.wire.control import NONCE, Stop
 from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, MAX_ROUND, VERSION, Header, Reader
 from fedmpi.wire.message import register
@@ -69,8 +70,8 @@ def plain_rows(draw):
     edge = 2 ** (bits - 1)
     size = len(numbers) * width
     values = draw(st.lists(st.integers(-edge, edge - 1), min_size=size, max_size=size))
-    values = np.array(values, np.int64).reshape(len(numbers), width)
-    return PlainRows(draw(rounds), draw(party), whose, counts, np.array(numbers, np.int64), values, 10, bits)
+    packed = pack(np.array(numbers, np.int64), 10), pack_signed(np.array(values, np.int64), bits)
+    return PlainRows(draw(rounds), draw(party), whose, counts, *packed, 10, bits, width)
 
 
 anything = st.one_of(
@@ -124,7 +125,7 @@ LAWS = {
     Setup: lambda m: Setup.wire_size(len(m.config.encode()), len(m.parties)),
     Ready: lambda m: Ready.wire_size(len(m.clear), len(m.nonces) // NONCE),
     Nonces: lambda m: Nonces.wire_size(len(m.nonces) // NONCE),
-    PlainRows: lambda m: PlainRows.wire_size(len(m.parties), len(m.rows), m.row_bits, m.value_bits, m.values.shape[1]),
+    PlainRows: lambda m: PlainRows.wire_size(len(m.parties), int(m.counts.sum()), m.row_bits, m.value_bits, m.width),
     Fill: lambda m: Fill.wire_size(len(m.parties)),
     Train: lambda m: Train.wire_size(len(m.theta), len(m.parties)),
     Evaluate: lambda m: Evaluate.wire_size(len(m.theta), len(m.parties)),

@@ -5,7 +5,7 @@ server's machine ends when everybody in it has answered or is gone; `drop` takes
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,11 @@ class ServerSession(ABC):
         return ()
 
     @property
+    def disputes(self) -> Collection[tuple[int, int]]:
+        """(holder, dealer) pairs of which one lies, and nobody can tell which."""
+        return ()
+
+    @property
     def openable(self) -> tuple[int, ...]:
         """Hidden parties whose sum the server has asked to open, whether or not it got it."""
         return ()
@@ -88,6 +93,11 @@ class ServerSession(ABC):
     def planned(self) -> int:
         """How many were known to vanish, and were not waited for."""
         return 0
+
+    @property
+    def vanished(self) -> Collection[int]:
+        """Who these are: should they speak all the same, it is not their turn and no offence."""
+        return ()
 
 
 class Listening(ServerSession):
@@ -164,6 +174,10 @@ class Forwarding(ServerSession):
     @property
     def faults(self) -> Sequence[Fault]:
         return self._inner.faults
+
+    @property
+    def disputes(self) -> Collection[tuple[int, int]]:
+        return self._inner.disputes
 
     @property
     def openable(self) -> tuple[int, ...]:

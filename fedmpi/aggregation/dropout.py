@@ -105,7 +105,7 @@ class ForewarnedServer(Forwarding):
         super().__init__(inner)
         self._plan, self._round, self._clear = plan, round, clear
         self._phase: str | None = None
-        self._planned = 0
+        self._vanished: set[int] = set()
 
     def _onwards(self, answers: Answers) -> Answers:
         """Let go of the planned, in this phase and in those that end with it."""
@@ -114,10 +114,14 @@ class ForewarnedServer(Forwarding):
             for party in self.waiting():
                 in_clear = party in self._clear and self._phase != Phase.SUPPORT
                 if self._plan.misses(self._round, party, Phase.UPDATE if in_clear else self._phase):
-                    self._planned += 1
+                    self._vanished.add(party)
                     answers = answers + self._inner.drop(party)
         return answers
 
     @property
     def planned(self) -> int:
-        return self._planned
+        return len(self._vanished)
+
+    @property
+    def vanished(self) -> Collection[int]:
+        return self._vanished

@@ -6,8 +6,9 @@ import numpy as np
 
 from fedmpi.aggregation.base import Answers, PartySession, Sum
 from fedmpi.aggregation.plain import PlainServer
-from fedmpi.errors import Fault, ProtocolError
+from fedmpi.errors import Fault, ProtocolError, WireError
 from fedmpi.privacy.encoding import Encoding
+from fedmpi.wire.bits import pack, pack_signed, unpack, unpack_signed
 from fedmpi.wire.message import Message, alone, speakers
 from fedmpi.wire.messages import PlainRows
 from fedmpi.wire.phases import Phase, Purpose
@@ -62,17 +63,10 @@ class RowsParty(PartySession):
             at = slice(ends[group[0]], ends[group[-1] + 1])
         else:
             at = np.concatenate([np.arange(ends[index], ends[index + 1]) for index in group])
-        bits = row_bits(self._encoding.dimension // self._values.shape[1])
-        return PlainRows(
-            self._round,
-            alone(parties),
-            parties,
-            self._counts[group],
-            self._rows[at],
-            self._values[at],
-            bits,
-            self._encoding.own_bits,
-        )
+        width = self._values.shape[1]
+        bits, own_bits = row_bits(self._encoding.dimension // width), self._encoding.own_bits
+        rows, values = pack(self._rows[at], bits), pack_signed(self._values[at].ravel(), own_bits)
+        return PlainRows(self._round, alone(parties), parties, self._counts[group], rows, values, bits, own_bits, width)
 
     def receive(self, message: Message) -> Iterator[Message]:
         raise ProtocolError(f"got {type(message).__name__}, but it has nothing more to say", phase=Phase.UPDATE)
@@ -91,10 +85,11 @@ class RowServer(PlainServer):
 
     def receive(self, message: Message) -> Answers:
         message = self._check_shape(message)
-        good = self._good_parties(message)
+        rows, values = self._unpacked(message)
+        good = self._good_parties(message, rows, values)
         kept = np.repeat(good, message.counts)
         whole = bool(good.all())
-        self._add(message.rows if whole else message.rows[kept], message.values if whole else message.values[kept])
+        self._add(rows if whole else rows[kept], values if whole else values[kept])
         heard = [party for party, fine in zip(message.parties, good.tolist()) if fine]
         self._missing.difference_update(message.parties)
         self._heard.extend(heard)
@@ -112,16 +107,28 @@ class RowServer(PlainServer):
             raise wrong(
                 "sent a message with a second update, or with one of a party that is not in this round's cohort"
             )
-        if message.values.shape[1] != self._width or message.value_bits != self._encoding.own_bits:
-            raise wrong(
-                f"sent rows of {message.values.shape[1]} values of {message.value_bits} bits, expected {self._width} of "
-                f"{self._encoding.own_bits}"
-            )
+        said = message.width, message.row_bits, message.value_bits
+        asked = self._width, row_bits(self._rows), self._encoding.own_bits
+        if said != asked:
+            text = "sent rows of {} values, {} bits a row number and {} a value, expected {}, {} and {}"
+            raise wrong(text.format(*said, *asked))
+        if int(message.counts.max(initial=0)) > self._rows:
+            raise wrong(f"sent {int(message.counts.max())} rows of one party, there are {self._rows}")
         return message
 
-    def _good_parties(self, message: PlainRows) -> np.ndarray:
+    def _unpacked(self, message: PlainRows) -> tuple[np.ndarray, np.ndarray]:
+        """(row numbers, their values), once it is known that they are no more than there can be."""
+        total = int(message.counts.sum())
+        try:
+            rows = unpack(message.rows, total, message.row_bits).view(np.int64)
+            values = unpack_signed(message.values, total * self._width, message.value_bits)
+        except WireError as error:
+            raise ProtocolError(str(error), party=next(iter(message.parties), None), phase=Phase.UPDATE) from None
+        return rows, values.reshape(total, self._width)
+
+    def _good_parties(self, message: PlainRows, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Which parties' rows exist, ascend, and hold values within the bound; the others are dropped with the reason."""
-        rows, counts = message.rows, message.counts
+        counts = message.counts
         bad = rows >= self._rows
         ends = np.cumsum(counts)
         if rows.size > 1:
@@ -130,11 +137,8 @@ class RowServer(PlainServer):
             steps[inner[(inner > 0) & (inner < rows.size)] - 1] = False  # from one party to the next
             bad[1:] |= steps
         outside = np.zeros(rows.size, bool)
-        if (
-            int(message.values.max(initial=0)) > self._encoding.steps
-            or int(message.values.min(initial=0)) < -self._encoding.steps
-        ):
-            outside = np.abs(message.values.astype(np.int64)).max(axis=1) > self._encoding.steps
+        if int(values.max(initial=0)) > self._encoding.steps or int(values.min(initial=0)) < -self._encoding.steps:
+            outside[:] = ((values > self._encoding.steps) | (values < -self._encoding.steps)).any(axis=1)
         owner = np.repeat(np.arange(len(counts)), counts)
         good = np.ones(len(counts), bool)
         for wrong, what in (

@@ -79,6 +79,13 @@ class RatingMethod(RowAlgorithm):
         columns = (np.square(error), np.abs(error), np.ones(len(error)))
         return np.stack([np.bincount(self.test_users, weights, size) for weights in columns], axis=1)
 
+    def plausible(self, figures, round):
+        """Sums of errors, and how many there are: a whole number."""
+        numbers = figures[:, 2::3]
+        return (
+            super().plausible(figures, round) & (figures >= 0).all(axis=1) & (numbers == np.rint(numbers)).all(axis=1)
+        )
+
     def summarise(self, total):
         squared, absolute, number = total[:3]
         return {"rmse": float(np.sqrt(squared / number)), "mae": float(absolute / number)}

@@ -2,14 +2,14 @@
 
 import collections
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from fedmpi.aggregation.base import Answers, ServerSession, Sum
 from fedmpi.errors import Fault, ProtocolError, TransportError
-from fedmpi.runtime.mailbox import Mailbox
+from fedmpi.runtime.mailbox import Mailbox, Out
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.wire.message import Message, speakers
 from fedmpi.wire.messages import TrainReport
@@ -43,6 +43,7 @@ class Gathering:
         self._mailbox, self._watch, self._phase_deadline = mailbox, watch, phase_deadline
         self._before_opening = before_opening
         self._outcome = Outcome()
+        self._gone: set[int] = set()  # benched, caught or too late: nothing of theirs is read any more
 
     def run(
         self,
@@ -53,53 +54,89 @@ class Gathering:
         purpose: Purpose = Purpose.TRAINING,
     ) -> Outcome:
         """Carry the session to its end. `clear`: who may be at its local work for longer than a phase."""
+        caught, name = (
+            self._mailbox.caught,
+            f"round {round}" if purpose is Purpose.TRAINING else f"test figures of round {round}",
+        )
+        self._mailbox.conduct.begin(name)
+        self._cohort = frozenset(cohort)
         self._send(session, session.start())
-        asked = frozenset(cohort)
+        self._lose(session, filter(self._mailbox.conduct.is_benched, cohort))
+        asked = tuple(party for party in cohort if party not in self._gone)
         phase, deadline = session.phase_name, time.monotonic() + self._mailbox.patience
         last = deadline  # for local work
+
+        def gone(party: int) -> bool:
+            return party in self._gone or party in session.vanished
+
         while not session.done:
             if session.phase_name != phase:
                 phase, deadline = session.phase_name, time.monotonic() + self._phase_deadline
-            message = self._mailbox.take_of(round, purpose, deadline)
-            if isinstance(message, TrainReport):
-                self._take_report(message, round, asked)
-            elif message is not None:
-                if self._receive(session, message, round) and message.party in clear:
+                # Whoever had answered before it was lost is asked once more, and not heard.
+                self._lose(session, [party for party in session.waiting() if party in self._gone])
+                continue
+            arrived = self._mailbox.take_of(round, purpose, deadline, gone)
+            if isinstance(arrived, Out):
+                self._lose(session, arrived.parties)
+            elif arrived is not None:
+                if self._receive(session, *arrived) and arrived[1].party in clear:
                     deadline = max(deadline, min(last, time.monotonic() + self._phase_deadline))
             elif time.monotonic() < last and not set(session.waiting()).isdisjoint(clear):
                 # Whoever shares in the clear may still be at its local work, and its rank with it.
                 deadline = min(last, time.monotonic() + self._phase_deadline)
             else:
-                self._expire(session, round, cohort)
-        return self._close(session, round)
+                self._expire(session, round, asked)
+        self._close(session, round)
+        self._outcome.dropouts["caught"] += self._mailbox.caught - caught
+        return self._outcome
 
-    def _take_report(self, message: TrainReport, round: int, cohort: frozenset[int]) -> None:
-        """The figures of parties that were asked for them, once each; others are let go of unread."""
-        new = all(party in cohort and party not in self._outcome.reports for party in message.parties)
-        if not (self._columns and new and message.figures.shape == (len(set(message.parties)), self._columns)):
-            self._outcome.dropouts["caught"] += 1
-            fault = Fault(next(iter(message.parties), None), message.PHASE, "sent a report that nobody asked for so")
-            self._outcome.complaints.append(f"round {round}: {fault}; it is not read")
-            return
-        self._outcome.reports.update(zip(message.parties, message.figures))
-
-    def _receive(self, session: ServerSession, message: Message, round: int) -> bool:
+    def _receive(self, session: ServerSession, source: int, message: Message) -> bool:
         """Whether the session took it."""
+        if isinstance(message, TrainReport):
+            self._take_report(session, source, message)
+            return False
         try:
             with self._watch("aggregate"):
                 answers = session.receive(message)
         except ProtocolError as error:
-            self._outcome.dropouts["caught"] += 1
-            self._outcome.complaints.append(f"round {round}: {error}; it is treated as dropped")
-            self._send(session, [answer for party in speakers(message) for answer in session.drop(party)])
+            self._lose(session, self._mailbox.blame_speakers(source, speakers(message), str(error)).parties)
             return False
         self._send(session, answers)
         return True
 
-    def _expire(self, session: ServerSession, round: int, cohort: tuple[int, ...]) -> None:
-        self._outcome.dropouts["real"] += len(session.waiting())
-        if session.waiting() == cohort:
+    def _take_report(self, session: ServerSession, source: int, message: TrainReport) -> None:
+        """The figures of parties that were asked for them, once each. One that is not finite is no offence: training can diverge."""
+        parties, shape = message.parties, (len(message.parties), self._columns)
+        wrong = ""
+        if not self._columns or not self._cohort.issuperset(parties):
+            wrong = "sent a report that nobody asked for"
+        elif len(set(parties)) < len(parties) or not self._outcome.reports.keys().isdisjoint(parties):
+            wrong = "reported a party's work twice"
+        elif message.figures.shape != shape:
+            wrong = f"sent a report of {message.figures.shape[1]} figures a party, expected {self._columns}"
+        else:
+            norms, cut = message.figures[:, -2:].T
+            if (norms < 0).any() or not ((cut >= 0) & (cut <= 1)).all():
+                wrong = "sent a negative norm of an update, or a share of it that was cut which is not between 0 and 1"
+        if wrong:
+            return self._lose(session, self._mailbox.blame(source, wrong).parties)
+        rows = zip(parties, message.figures)
+        self._outcome.reports.update({party: row for party, row in rows if party not in self._gone})
+
+    def _lose(self, session: ServerSession, parties: Iterable[int]) -> None:
+        """Go on without these, and without what they said of themselves."""
+        lost = self._cohort.intersection(parties)
+        self._gone |= lost
+        for party in sorted(lost):
+            self._outcome.reports.pop(party, None)
+            self._send(session, session.drop(party))
+
+    def _expire(self, session: ServerSession, round: int, asked: tuple[int, ...]) -> None:
+        late = session.waiting()
+        self._outcome.dropouts["real"] += len(late)
+        if late == asked:
             raise TransportError(f"round {round}: nobody answered within the deadline in {session.phase_name}")
+        self._gone.update(late)
         self._send(session, session.expire())
 
     def _send(self, session: ServerSession, answers: Answers) -> None:
@@ -108,9 +145,19 @@ class Gathering:
             self._before_opening = None
         self._mailbox.answer(answers)
 
-    def _close(self, session: ServerSession, round: int) -> Outcome:
+    def _close(self, session: ServerSession, round: int) -> None:
         outcome = self._outcome
-        outcome.complaints += map(str, session.faults)
+        doubts: dict[int | None, list[Fault]] = {}
+        for fault in session.faults:
+            if fault.certain and fault.party is not None:
+                rank = self._mailbox.placement.rank_of(fault.party)
+                self._mailbox.blame_speakers(rank, (fault.party,), str(fault))
+            else:
+                doubts.setdefault(fault.party, []).append(fault)
+        for faults in doubts.values():
+            more = f", and {len(faults) - 1} times more" if len(faults) > 1 else ""
+            outcome.complaints.append(f"round {round}: {faults[0]}{more}; it, or who says so, lies")
+        self._mailbox.weigh(session.disputes)
         outcome.dropouts["planned"] += session.planned
         outcome.coordinates = session.coordinates
         result = None if session.failed else session.result()
@@ -120,4 +167,3 @@ class Gathering:
             outcome.failed = session.reason or f"round {round}: no party's update arrived"
             outcome.dropouts["failed_rounds"] += 1
             outcome.complaints.append(f"{outcome.failed}; the model stays as it was")
-        return outcome

@@ -1,24 +1,69 @@
-"""Rank 0's post: what arrives, by when, and whether its sender may speak for whom it speaks; and what leaves, for which rank."""
+"""Rank 0's post: what arrives, by when, and whether its sender may speak for whom it speaks; and what leaves, for which rank.
+
+A rank that breaks the rules ends nobody's run: it is blamed, which takes it and its parties out of the session under way
+(`runtime.conduct`), and the caller is told, so that it does not wait for them.
+"""
 
 import time
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import NamedTuple, TypeVar
 
 from fedmpi.aggregation.base import Answers
-from fedmpi.errors import ProtocolError, TransportError
+from fedmpi.runtime.conduct import Conduct
 from fedmpi.runtime.placement import Placement
-from fedmpi.transport.endpoint import Endpoint
+from fedmpi.transport.endpoint import Endpoint, FrameError
 from fedmpi.wire.frame import NOBODY
 from fedmpi.wire.message import Message, speakers
 from fedmpi.wire.phases import Purpose
 
 Kind = TypeVar("Kind", bound=Message)
 
+#: Seconds behind a deadline that may go by over messages that nobody waits for, in search of one that came in time.
+LINGER = 0.5
+
+
+class Limit:
+    """A deadline that wrong messages do not move, however many they are."""
+
+    def __init__(self, deadline: float):
+        self.deadline = deadline
+        self._since: float | None = None
+
+    def over(self) -> bool:
+        """Asked after each wrong message. Counted from the first one behind the deadline: rank 0 may have been busy until then."""
+        now = time.monotonic()
+        if now >= self.deadline and self._since is None:
+            self._since = now
+        return self._since is not None and now >= self._since + LINGER
+
+
+class Out(NamedTuple):
+    """A rank, or a party of it, that was just taken out of the session."""
+
+    rank: int
+    parties: tuple[int, ...]
+
+
+Arrived = tuple[int, Message] | Out | None
+
+
+def nobody(party: int) -> bool:
+    return False
+
 
 class Mailbox:
-    def __init__(self, endpoint: Endpoint, placement: Placement, patience: float):
-        """`patience`: seconds that a rank, or a party at its local work, is waited for."""
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        placement: Placement,
+        patience: float,
+        conduct: Conduct | None = None,
+        warn: Callable[[str], object] = print,
+    ):
+        """`patience`: seconds that a rank, or a party at its local work, is waited for. `warn` says who was caught at what."""
         self.endpoint, self.placement, self.patience = endpoint, placement, patience
+        self.conduct, self._warn = conduct or Conduct(placement), warn
+        self.caught = 0  # offences that were named
 
     # ---- what leaves ----
 
@@ -35,45 +80,126 @@ class Mailbox:
         for party, message in answers:
             self.endpoint.send(self.placement.rank_of(party), message)
 
+    # ---- who breaks the rules ----
+
+    def blame(self, rank: int, what: str, at_once: bool = False) -> Out:
+        self._say(self.conduct.rank_offends(rank, what, at_once))
+        if rank in self.conduct.benched_ranks:
+            self.endpoint.mute(rank)
+        return Out(rank, self.placement.parties_of(rank))
+
+    def blame_speakers(self, rank: int, parties: tuple[int, ...], what: str) -> Out:
+        """For a message that the session refused: the party whose it was, or the rank if it put several into one."""
+        if len(parties) != 1:
+            return self.blame(rank, f"sent what cannot be ({what})")
+        self._say(self.conduct.party_offends(parties[0], what))
+        return Out(rank, parties)
+
+    def weigh(self, disputes: Collection[tuple[int, int]]) -> None:
+        """What a session's disputes say together with all before them."""
+        for line in self.conduct.weigh(disputes):
+            self._say(line)
+
+    def _say(self, line: str | None) -> None:
+        if line is not None:
+            self.caught += 1
+            self._warn(line)
+
+    def let_go(self, rank: int) -> Out | None:
+        """A message that nobody reads; one too many of them is an offence."""
+        if not self.conduct.let_go(rank):
+            return None
+        return self.blame(rank, "sends far more than it was asked for", at_once=self.conduct.is_out(rank))
+
     # ---- what arrives ----
 
-    def take(self, deadline: float) -> tuple[int, Message] | None:
-        """The next message and the rank that it came from; None at the deadline."""
-        arrived = self.endpoint.poll(max(0.0, deadline - time.monotonic()))
-        if arrived is not None:
-            self._check_host(*arrived)
-        return arrived
+    def take(self, deadline: float) -> Arrived:
+        """The next message of a rank that is not out, and that rank; or a rank that has just gone out; None at the deadline."""
+        limit = Limit(deadline)
+        while True:
+            out: Out | None
+            try:
+                arrived = self.endpoint.poll(max(0.0, deadline - time.monotonic()))
+                if arrived is None:
+                    return None
+                source, message = arrived
+                if not self.conduct.is_out(source):
+                    stranger = self._not_hosted(source, message)
+                    if stranger is None:
+                        return arrived
+                    out = self.blame(source, f"spoke for party {stranger}, which it does not host")
+                else:
+                    out = self.let_go(source)
+            except FrameError as error:
+                if error.lost or not self.conduct.is_out(error.source):
+                    out = self.blame(error.source, f"sent what cannot be read ({error.what})", error.lost)
+                else:
+                    out = self.let_go(error.source)
+            if out is not None:
+                return out
+            if limit.over():
+                return None
 
-    def take_of(self, round: int, purpose: Purpose, deadline: float) -> Message | None:
-        """The next message of this session; None at the deadline. What is late, the last words of a party that was dropped, is
-        let go of."""
+    def take_of(self, round: int, purpose: Purpose, deadline: float, gone: Callable[[int], bool] = nobody) -> Arrived:
+        """The next message of this session, as `take`. What is late, and the last words of a party that is `gone`, is let go of."""
+        limit = Limit(deadline)
         while True:
             arrived = self.take(deadline)
-            if arrived is None:
-                return None
+            if arrived is None or isinstance(arrived, Out):
+                return arrived
             source, message = arrived
-            if not speakers(message):
-                raise ProtocolError(f"rank {source} sent {type(message).__name__}, which is not its turn")
+            spoken_for = speakers(message)
+            if not spoken_for:
+                return self.blame(source, f"sent {type(message).__name__}, which is not its turn")
             if (message.round, message.purpose) == (round, purpose):
-                return message
+                self.conduct.in_time(source)
+                if not all(map(gone, spoken_for)):
+                    return arrived
+            out = self.let_go(source)
+            if out is not None:
+                return out
+            if limit.over():
+                return None
 
-    def collect(self, kind: type[Kind], take: Callable[[int, Kind], None]) -> None:
-        """One message of `kind` from every rank; `take` is given each."""
-        missing, deadline = set(self.placement.ranks()), time.monotonic() + self.patience
+    def collect(
+        self, session: str, kind: type[Kind], take: Callable[[int, Kind], str], strict: bool = False
+    ) -> set[int]:
+        """One message of `kind` from every rank that is not benched; `take` is given each, and says what is wrong with it, if
+        anything is. Returns the ranks without a good one. `strict` as in `Conduct.begin`."""
+        self.conduct.begin(session, strict)
+        lacking = set(self.placement.ranks())
+        missing, limit = lacking - self.conduct.benched_ranks, Limit(time.monotonic() + self.patience)
         while missing:
-            arrived = self.take(deadline)
+            arrived = self.take(limit.deadline)
+            out: Out | None = None
             if arrived is None:
-                raise TransportError(f"no {kind.__name__} from ranks {sorted(missing)} (round_deadline)")
-            source, message = arrived
-            if speakers(message):
-                continue  # late: the last words of a party that was dropped
-            if not isinstance(message, kind) or source not in missing:
-                raise ProtocolError(f"rank {source} sent {type(message).__name__}, expected {kind.__name__}")
-            missing.remove(source)
-            take(source, message)
+                break
+            if isinstance(arrived, Out):
+                out = arrived
+            elif speakers(arrived[1]):
+                out = self.let_go(arrived[0])
+            else:
+                source, message = arrived
+                wrong = f"sent {type(message).__name__}, expected {kind.__name__}"
+                if isinstance(message, kind) and source in missing:
+                    self.conduct.in_time(source)
+                    missing.remove(source)
+                    wrong = take(source, message)
+                if wrong:
+                    out = self.blame(source, wrong)
+                else:
+                    lacking.remove(source)
+                    continue
+            if out is not None:
+                missing.discard(out.rank)
+            if limit.over():
+                break
+        return lacking
 
-    def _check_host(self, source: int, message: Message) -> None:
+    def _not_hosted(self, source: int, message: Message) -> int | None:
+        """A party that it speaks for and this rank does not host."""
         hosted = self.placement.parties_of(source)
         for party in (*speakers(message), *([message.party] if message.party != NOBODY else ())):
             if not hosted[0] <= party <= hosted[-1]:  # blocks are contiguous
-                raise ProtocolError(f"spoke through rank {source}, which does not host it", party=party)
+                return party
+        return None

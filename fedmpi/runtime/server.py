@@ -6,7 +6,7 @@ sample -> log who is asked -> send the model -> (local work, on the clients) -> 
 import collections
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,15 +15,17 @@ from fedmpi.aggregation import figures
 from fedmpi.aggregation.base import Sum
 from fedmpi.aggregation.protocol import Session, chosen_clear, digest
 from fedmpi.algorithm import Algorithm
-from fedmpi.errors import ProtocolError
+from fedmpi.errors import ProtocolError, TransportError
 from fedmpi.privacy.account import Releases
 from fedmpi.privacy.mechanism import Mechanism
 from fedmpi.privacy.releases import Asked, Ended, Failed, Opened, Shown, Stepped
 from fedmpi.report.record import Record
 from fedmpi.report.savings import hybrid_savings
 from fedmpi.runtime import build, checkpoint, keep, schedule
+from fedmpi.runtime.conduct import Conduct
 from fedmpi.runtime.evaluate import add_reports
 from fedmpi.runtime.gather import Gathering, Outcome
+from fedmpi.runtime.limits import Limits
 from fedmpi.runtime.mailbox import Mailbox
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.stopwatch import Stopwatch
@@ -39,7 +41,7 @@ def run_server(endpoint: Endpoint, orders: build.Orders, placement: Placement, r
     """The whole life of rank 0; returns the summary."""
     config, watch = orders.config, Stopwatch()
     endpoint.ledger.detailed = build.detailed_ledger(config)
-    mailbox = Mailbox(endpoint, placement, config.run.round_deadline)
+    mailbox = Mailbox(endpoint, placement, config.run.round_deadline, warn=record.terminal.warn)
     with watch("setup"):
         text = orders.to_text()
         mailbox.to_hosts(range(config.run.parties), lambda hosted: Setup(config=text, parties=hosted))
@@ -70,7 +72,8 @@ class Server:
         self.algorithm, self.mechanism = algorithm, mechanism
         self.mailbox, self.record, self.watch = mailbox, record, watch
         self.end = build.server_end(orders, algorithm, mechanism, lambda phase, cost: watch(cost))
-        self.tallies = Tallies(mailbox.endpoint, watch)
+        self.tallies = Tallies(mailbox.endpoint, mailbox.placement, watch)
+        mailbox.endpoint.limits = Limits(self.config, algorithm, mechanism, mailbox.placement)
         # Who shares in the clear; a method's rule adds to these when ranks are ready, and then nobody does.
         self.clear = chosen_clear(self.config)
         self.nonces: dict[int, bytes] = {}  # of each rank's parties, where the adversary is active
@@ -81,15 +84,25 @@ class Server:
 
     def handshake(self) -> None:
         """Everybody is there with the same model and data, and it is settled who shares in the clear."""
-        position = self.restore(self.resume_round) if self.resume_round else None
+        state = self.restore(self.resume_round) if self.resume_round else {}
         self.releases: Releases = build.releases(
-            self.config, self.mechanism, type(self.algorithm), self.resume_round, position
+            self.config, self.mechanism, type(self.algorithm), self.resume_round, state.get("releases")
         )
-        self.mailbox.collect(Ready, self._check_ready)
+        lacking = self.mailbox.collect("handshake", Ready, self._take_ready, strict=True)
+        silent = lacking - self.conduct.benched_ranks
+        if silent or len(lacking) == len(self.mailbox.placement.ranks()):
+            raise TransportError(f"no Ready from ranks {sorted(silent or lacking)} (round_deadline)")
+        # Not before: who was benched when the run was interrupted still has its say in who shares in the clear.
+        self.conduct.restore(state.get("conduct", {}))
+        for rank in self.conduct.benched_ranks:
+            self.mailbox.endpoint.mute(rank)
         self.end.rules.check(self.clear)
         if self.config.aggregation.adversary == "active":
-            nonces = b"".join(self.nonces[rank] for rank in self.mailbox.placement.ranks())
-            self.mailbox.to_hosts(range(self.config.run.parties), lambda hosted: Nonces(nonces=nonces, parties=hosted))
+            placement = self.mailbox.placement
+            absent = {rank: bytes(NONCE * len(placement.parties_of(rank))) for rank in placement.ranks()}
+            nonces = b"".join((absent | self.nonces)[rank] for rank in placement.ranks())
+            told = self.not_benched(range(self.config.run.parties))
+            self.mailbox.to_hosts(told, lambda hosted: Nonces(nonces=nonces, parties=hosted))
             self.end.rules.meet(nonces)
         self.record.opening(self.mechanism, self.algorithm.pays_below, self.algorithm.measured_with)
 
@@ -155,14 +168,23 @@ class Server:
         )
 
     def send_model(self, kind: type[Train] | type[Evaluate], round: int, parties, fillers=()) -> None:
-        """theta to every rank that hosts one of `parties`, once per rank; fillers do not need it."""
+        """theta to every rank that hosts one of `parties`, once per rank; fillers do not need it. Who is benched is not told."""
         with self.watch("send model"):
             self.record.first_message()
             asked = {*parties, *fillers}
             sizes = len(asked), len(asked - self.clear)
+            parties, fillers = (self.not_benched(group) for group in (parties, fillers))
             self.mailbox.to_hosts(parties, lambda hosted: kind(round, alone(hosted), hosted, *sizes, self.theta))
             model = digest(self.theta) if fillers else b""
             self.mailbox.to_hosts(fillers, lambda hosted: Fill(round, alone(hosted), hosted, *sizes, model))
+
+    def not_benched(self, parties: Iterable[int]) -> tuple[int, ...]:
+        """Who of an announced cohort is told of it. The others count in its size, as those that a dropout plan has vanish."""
+        return tuple(party for party in parties if not self.conduct.is_benched(party))
+
+    @property
+    def conduct(self) -> Conduct:
+        return self.mailbox.conduct
 
     def aggregate(self, round: int, cohort: tuple[int, ...]) -> Outcome:
         """Carry the aggregation's messages until it has its sum, or cannot have it any more."""
@@ -197,7 +219,7 @@ class Server:
 
     def figures(self, outcome: Outcome) -> dict[str, float | str | None]:
         """What the round's row says of it, and the warnings. Parties' figures in party order, and of the survivors only: whether
-        a dropped party's report came in time is chance."""
+        a dropped party's report came in time is chance. Those of a party whose training diverged are in no mean of others."""
         self.dropouts += outcome.dropouts
         for line in outcome.complaints:
             self.record.terminal.warn(line)
@@ -205,6 +227,8 @@ class Server:
         rows = np.array([outcome.reports[party] for party in sorted(survivors) if party in outcome.reports])
         said: dict[str, float | str | None] = {}
         if len(rows):
+            whole = np.isfinite(rows).all(axis=1)
+            rows = rows[whole] if whole.any() else rows
             # The method's columns, then the engine's two.
             said |= finite(self.algorithm.summarise_training(rows[:, :-2]))
             said |= finite({"update_norm": float(rows[:, -2].mean()), "clipped": float(rows[:, -1].mean())})
@@ -238,7 +262,23 @@ class Server:
         with self.watch("evaluation" if round else "references"):
             if shown == "securesum":
                 return self.sum_of_figures(round, everyone, columns)
-            return add_reports(self.mailbox, round, everyone, columns)
+            caught = self.mailbox.caught
+            total, heard = add_reports(
+                self.mailbox,
+                round,
+                self.not_benched(everyone),
+                columns,
+                lambda figures: self.algorithm.plausible(figures, round),
+            )
+            self.dropouts["caught"] += self.mailbox.caught - caught
+            self.say_of_whom(round, heard)
+            return total
+
+    def say_of_whom(self, round: int, heard: int) -> None:
+        if heard < self.config.run.parties:
+            self.record.terminal.warn(
+                f"test figures of round {round} are those of {heard} of {self.config.run.parties} parties"
+            )
 
     def sum_of_figures(self, round: int, everyone: tuple[int, ...], columns: int) -> np.ndarray | None:
         """The sum through the protocol, over whoever is left at its end."""
@@ -250,9 +290,7 @@ class Server:
             self.record.terminal.warn(f"test figures of round {round}: {line}")
         if outcome.sum is None:
             return None
-        heard = len(outcome.sum.survivors)
-        if heard < len(everyone):
-            self.record.terminal.warn(f"test figures of round {round} are those of {heard} of {len(everyone)} parties")
+        self.say_of_whom(round, len(outcome.sum.survivors))
         return figures.encoding(columns).decode(outcome.sum.total)
 
     # ---- between rounds, and the end ----
@@ -260,12 +298,17 @@ class Server:
     def checkpoint(self, round: int) -> None:
         with self.watch("checkpoint"):
             self.mailbox.to_all(Checkpoint(round))
-            self.mailbox.collect(Tally, self.tallies.take)
+            _, silent = self.collect_tallies(f"checkpoint of round {round}")
+            if silent:
+                return self.record.terminal.warn(
+                    f"round {round} is not checkpointed: nobody knows what those ranks kept"
+                )
             ledger, counted = self.tallies.state()
             state = {
                 "releases": self.releases.log.position(),
                 "references": self.references,
                 "dropouts": dict(self.dropouts),
+                "conduct": self.conduct.state(),
                 "tally": counted,
             }
             arrays = {"theta": self.theta, "ledger": ledger}
@@ -273,32 +316,49 @@ class Server:
             checkpoint.save_server(self.config, round, arrays, state)
 
     def restore(self, round: int) -> dict[str, Any]:
-        """Go on from a checkpoint; returns what the log of releases held then."""
+        """Go on from a checkpoint; returns what else it holds: of the log of releases, and of who broke the rules."""
         arrays, state = checkpoint.load_server(self.config, round)
         self.theta = arrays.pop("theta")
         self.tallies.restore(arrays.pop("ledger"), state["tally"])
         self.algorithm.load_server_state({name.partition(".")[2]: value for name, value in arrays.items()})
         self.dropouts.update(state["dropouts"])
         self.references = state["references"]
-        return state["releases"]
+        return state
+
+    def collect_tallies(self, session: str) -> tuple[set[int], list[int]]:
+        """(ranks without a tally that can be used, those of them that sent none): they are named, and their figures are missing."""
+        caught = self.mailbox.caught
+        lacking = self.mailbox.collect(session, Tally, self.tallies.take)
+        self.dropouts["caught"] += self.mailbox.caught - caught
+        self.tallies.untallied |= lacking
+        silent = sorted(rank for rank in lacking if not self.conduct.is_out(rank))
+        if silent:
+            self.record.terminal.warn(f"{session}: no Tally from ranks {silent} (round_deadline)")
+        return lacking, silent
 
     def finish(self) -> dict[str, Any]:
+        endpoint = self.mailbox.endpoint
+        endpoint.parted.clear()
         self.mailbox.to_all(Stop())
-        self.mailbox.collect(Tally, self.tallies.take)
-        self.mailbox.endpoint.flush(self.config.run.round_deadline)
+        lacking, _ = self.collect_tallies("end of the run")
+        for rank in lacking:
+            endpoint.mute(rank)  # nothing more is expected of it, nor that it takes what it was sent
+        endpoint.flush(self.config.run.round_deadline)
         self.tallies.check()
         name = keep.save_model(self.config, self.algorithm, self.theta)
         self.releases.note(Ended(self.config.run.rounds))
         facts = {
             "task": self.algorithm.task,
-            "ranks": self.mailbox.endpoint.size,
+            "ranks": endpoint.size,
             "scores": self.scores | self.references,
             "coordinates": self.mechanism.encoding.dimension,
             "data_crc32": f"{self.algorithm.data_fingerprint:08x}",
             "model_sha256": name,
             "seconds": self.watch.as_dict(),
             "memory_pss": self.tallies.memory(),
-            "dropouts": {kind: self.dropouts[kind] for kind in ("planned", "real", "caught", "failed_rounds")},
+            "dropouts": {kind: self.dropouts[kind] for kind in ("planned", "real", "caught", "failed_rounds")}
+            | {"benched": list(self.conduct.benched)},
+            "untallied_ranks": sorted(self.tallies.untallied),
         }
         if self.config.aggregation.aggregation == "hybrid":
             facts["hybrid"] = hybrid_savings(
@@ -306,7 +366,9 @@ class Server:
             )
         return self.record.closing(facts, self.releases.account, self.tallies.ledger, self.tallies.costs)
 
-    def _check_ready(self, source: int, message: Ready) -> None:
+    def _take_ready(self, source: int, message: Ready) -> str:
+        """What is wrong with it, if the rank lies. Another model or other data end the run: nothing has been computed yet, and a wrong
+        installation is likelier than a liar."""
         if message.dimension != self.algorithm.dimension:
             raise ProtocolError(
                 f"rank {source} built a model of {message.dimension} parameters, rank 0 one of "
@@ -316,10 +378,11 @@ class Server:
             raise ProtocolError(
                 f"rank {source} prepared other data than rank 0; delete the prepared folder on its host"
             )
-        hosted = self.mailbox.placement.parties_of(source)
+        hosted, active = self.mailbox.placement.parties_of(source), self.config.aggregation.adversary == "active"
         if not set(message.clear) <= set(hosted):
-            raise ProtocolError(f"rank {source} chose for parties that it does not host")
+            return "chose for parties that it does not host"
+        if len(message.nonces) != NONCE * len(hosted) * active:
+            return f"sent {len(message.nonces)} bytes of nonces for {len(hosted)} parties"
         self.clear |= set(message.clear)
-        if len(message.nonces) != (NONCE * len(hosted) if self.config.aggregation.adversary == "active" else 0):
-            raise ProtocolError(f"rank {source} sent {len(message.nonces)} bytes of nonces for {len(hosted)} parties")
         self.nonces[source] = message.nonces
+        return ""

@@ -27,6 +27,7 @@ ORDER = (
     "step",
     "evaluation",
     "checkpoint",
+    "keep parties",
 )
 
 

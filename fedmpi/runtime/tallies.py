@@ -1,5 +1,6 @@
 """What the ranks counted and measured of themselves, added up on rank 0: bytes, CPU seconds, memory."""
 
+import math
 from collections import defaultdict
 from typing import Any
 
@@ -7,9 +8,19 @@ import numpy as np
 import psutil
 
 from fedmpi.errors import DataError, ProtocolError
-from fedmpi.runtime.stopwatch import Stopwatch
+from fedmpi.runtime.placement import Placement
+from fedmpi.runtime.stopwatch import ORDER, Stopwatch
 from fedmpi.transport.endpoint import Endpoint
+from fedmpi.transport.ledger import COUNTS, DIRECTIONS, KEYS, Ledger
+from fedmpi.wire.frame import NOBODY
 from fedmpi.wire.messages import Tally
+from fedmpi.wire.phases import Cost, Phase
+
+Cell = tuple[int, str, str]  # party, phase, cost
+
+# What a client measures, by name: others would be rows of costs.csv and of the closing table.
+PHASES, COSTS = frozenset(map(str, Phase)), frozenset(map(str, Cost))
+WATCHED = COSTS.union(map(str, ORDER))
 
 
 def proportional_set_size() -> int:
@@ -19,30 +30,71 @@ def proportional_set_size() -> int:
     return int(getattr(memory, "pss", memory.rss))
 
 
+def _seconds(value: Any) -> float:
+    seconds = float(value)
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{seconds} seconds")
+    return seconds
+
+
 class Tallies:
-    def __init__(self, endpoint: Endpoint, watch: Stopwatch):
-        self._endpoint, self._watch = endpoint, watch
+    def __init__(self, endpoint: Endpoint, placement: Placement, watch: Stopwatch):
+        self._endpoint, self._placement, self._watch = endpoint, placement, watch
+        self.untallied: set[int] = set()  # ranks with bytes and seconds that are in no tally
         self._given = 0  # bytes that the other ranks gave to the transport
         self._memory: dict[int, int] = {}  # by rank
-        self.costs: dict[tuple[int, str, str], float] = defaultdict(float)  # (party, phase, cost) -> CPU seconds
+        self.costs: dict[Cell, float] = defaultdict(float)  # (party, phase, cost) -> CPU seconds
 
     @property
     def ledger(self):
         return self._endpoint.ledger
 
-    def take(self, source: int, message: Tally) -> None:
-        """A rank's tally since its last one."""
+    def take(self, source: int, message: Tally) -> str:
+        """A rank's tally since its last one. What cannot be about it, if anything: then nothing of it is used."""
         try:
-            costs = {(int(party), str(phase), str(cost)): float(s) for party, phase, cost, s in message.facts["costs"]}
-            cpu = {str(phase): float(seconds) for phase, seconds in message.facts["cpu"].items()}
-            self._memory[source] = int(message.facts["pss"])
-            self.ledger.merge(message.rows)
-        except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
-            raise ProtocolError(f"rank {source} sent a tally that cannot be read ({error})") from None
+            costs, cpu, pss = self._facts(source, message.facts)
+            self._check_rows(source, message)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError, DataError) as error:
+            return f"sent a tally that cannot be ({error or type(error).__name__})".replace("\n", " ")
+        self.ledger.merge(message.rows)
         self._given += message.bytes_given
+        self._memory[source] = pss
         self._watch.add(cpu)
-        for key, seconds in costs.items():
+        for key, seconds in costs:
             self.costs[key] += seconds
+        return ""
+
+    def _facts(self, source: int, facts: dict[str, Any]) -> tuple[list[tuple[Cell, float]], dict[str, float], int]:
+        """(costs, CPU seconds by phase, bytes of memory) as the rank measured them; ValueError and its like for others."""
+        hosted = {NOBODY, *self._placement.parties_of(source)}
+        costs = [((int(party), str(phase), str(cost)), _seconds(s)) for party, phase, cost, s in facts["costs"]]
+        for (party, phase, cost), _ in costs:
+            if party not in hosted or phase not in PHASES or cost not in COSTS:
+                raise ValueError(f"a cost of party {party}, {phase[:40]}, {cost[:40]}")
+        cpu = {str(phase): _seconds(seconds) for phase, seconds in facts["cpu"].items()}
+        for phase in cpu:
+            if phase not in WATCHED:
+                raise ValueError(f"seconds of {phase[:40]}, which nobody measures")
+        pss = int(facts["pss"])
+        if not 0 <= pss < 1 << 63:
+            raise ValueError(f"{str(pss)[:40]} bytes of memory")
+        return costs, cpu, pss
+
+    def _check_rows(self, source: int, message: Tally) -> None:
+        """Its rows are about itself, and add up to the bytes that have arrived here: every message of a client comes to rank 0."""
+        hosted = {NOBODY, *self._placement.parties_of(source)}
+        rows = message.rows.astype(object)  # whole numbers of any size: a sum does not wrap
+        keys, counts = rows[:, : len(KEYS)], rows[:, len(KEYS) :]
+        up = DIRECTIONS.index("up")
+        if not ((keys[:, KEYS.index("rank")] == source) & (keys[:, KEYS.index("direction")] == up)).all():
+            raise ValueError("rows of another rank's messages")
+        if not hosted.issuperset(keys[:, KEYS.index("party")]) or (counts < 0).any():
+            raise ValueError("rows of other parties, or negative ones")
+        Ledger(0).merge(message.rows)  # knows its names
+        added = sum(counts[:, COUNTS.index(name)].sum() for name in ("wire_payload", "wire_framing"))
+        taken = self._endpoint.taken_by_tally.get(source, 0)
+        if not added == message.bytes_given == taken:
+            raise ValueError(f"rows of {added} bytes, {message.bytes_given} given, {taken} have arrived")
 
     def check(self) -> None:
         """Every byte that was given to the transport is in the ledger, and no other."""
@@ -59,6 +111,7 @@ class Tallies:
         return self.ledger.table(), {
             "costs": [[*key, seconds] for key, seconds in self.costs.items()],
             "given": self._given + self._endpoint.bytes_given,
+            "untallied": sorted(self.untallied),
             "cpu": dict(self._watch.cpu),
             "wall": dict(self._watch.wall),
         }
@@ -66,6 +119,7 @@ class Tallies:
     def restore(self, ledger: np.ndarray, state: dict[str, Any]) -> None:
         self.ledger.merge(ledger)
         self._given = state["given"]
+        self.untallied.update(state.get("untallied", ()))
         self.costs.update({(party, phase, cost): seconds for party, phase, cost, seconds in state["costs"]})
         self._watch.add(state["cpu"])
         for phase, seconds in state["wall"].items():

@@ -1,4 +1,4 @@
-"""Who leaves when a holder says that a dealer's bundle does not open.
+"""Who leaves when a holder says that a dealer's bundle does not open, or opens a share that cannot be.
 
 One of the two lies, or rank 0 altered the bundle, and nobody can tell which: the holder cannot show what it tried without giving a
 share away. What can be told is who is in most disputes. A dealer that seals rubbish for all is in one with each of them, and so

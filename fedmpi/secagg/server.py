@@ -91,9 +91,8 @@ class SecAggServer:
         self.state = State.KEYS
         self.reason = ""  # why the round failed
         self.faults: list[Fault] = []  # who was caught at what
-        self.disputes: set[tuple[int, int]] = (
-            set()
-        )  # (holder, dealer): the holder says that the dealer's bundle does not open
+        # (holder, dealer): what the one has of the other cannot be, and one of them lies
+        self.disputes: set[tuple[int, int]] = set()
         self.openable: tuple[int, ...] = ()  # whose sum was asked for: enough answers open it, in time or late
         self._moves = NEXT_ACTIVE if rules.active else NEXT
         self._neighbours = {party: tuple(sorted(others)) for party, others in neighbours.items()}
@@ -328,10 +327,10 @@ class SecAggServer:
         for party, others in who_leaves(self.disputes):
             dealt = sum((other, party) in self.disputes for other in others)
             if dealt:
-                fault = Fault(party, Phase.SHARE_KEYS, f"dealt bundles that {dealt} of its peers could not open")
+                phase, what = Phase.SHARE_KEYS, f"dealt bundles that {dealt} of its peers could not open"
             else:
-                fault = Fault(party, Phase.MASKED_INPUT, f"said of {len(others)} bundles that they do not open")
-            self.faults.append(fault)
+                phase, what = Phase.MASKED_INPUT, f"said of {len(others)} bundles that they do not open"
+            self.faults.append(Fault(party, phase, what, certain=False))
             self._inputs.pop(party, None)
 
     def _ask_survivors(self) -> Answers:
@@ -387,6 +386,7 @@ class SecAggServer:
             return self._fail(str(error))
         finally:
             self.faults += opening.faults
+            self.disputes |= opening.disputes
         return self._enter([])
 
     def _wrong(self, message: Message, what: str) -> ProtocolError:

@@ -45,6 +45,7 @@ class Unmasking:
         self.direct = frozenset(owner for owner in short if owner not in inputs)
         self.lost = next((owner for owner in short if owner in inputs), None)  # a survivor that cannot be opened
         self.faults: list[Fault] = []  # who was caught at what
+        self.disputes: set[tuple[int, int]] = set()  # (holder, dealer) of a wrong share: it was dealt, or opened, wrong
 
     def masked_with(self, party: int) -> list[int]:
         """The peers that a survivor agreed on masks with: those whose bundle it opened."""
@@ -96,7 +97,8 @@ class Unmasking:
         shares = {holder: (places[holder], decode_share(opened[holder][owner].share)) for holder in holders}
         secret, liars = opening.open(owner, shares, lambda secret: self._committed(owner, secret))
         what = f"sent a wrong share of party {owner}"
-        self.faults += [Fault(holder, Phase.UNMASK, what) for holder in liars]
+        self.faults += [Fault(holder, Phase.UNMASK, what, certain=False) for holder in liars]
+        self.disputes |= {(holder, owner) for holder in liars}
         return secret
 
     def _committed(self, owner: int, secret: bytes) -> bool:

@@ -6,7 +6,8 @@ one chunk to a rank), `_take` (one arrived chunk, if any) and `_unsent` (how muc
 
 import time
 from abc import ABC, abstractmethod
-from typing import Any
+from collections import Counter
+from typing import Any, Protocol
 
 from fedmpi.errors import TransportError, WireError
 from fedmpi.transport.ledger import Ledger
@@ -22,6 +23,24 @@ CHUNK = 1 << 30
 SHORTEST_NAP, TRANSFER_NAP, LONGEST_NAP = 10e-6, 200e-6, 5e-3
 
 
+class FrameError(WireError):
+    """A frame that is none, or none that its sender may send: who sent it, and whether what follows it can still be read."""
+
+    def __init__(self, source: int, what: str, lost: bool = False):
+        self.source, self.what, self.lost = source, what, lost
+        super().__init__(f"from rank {source}: {what}")
+
+
+class Limits(Protocol):
+    """What a rank may make another one hold."""
+
+    def payload(self, source: int, kind: int) -> int | None:
+        """The largest payload of a message of this type from this rank; None: it has none to send."""
+
+    def largest(self, source: int) -> int:
+        """The largest payload of any message from this rank."""
+
+
 class Endpoint(ABC):
     def __init__(self, rank: int, size: int, chunk: int = CHUNK):
         self.rank = rank
@@ -30,6 +49,12 @@ class Endpoint(ABC):
         self.bytes_given = 0  # counted at the transport's own door, to hold the ledger against
         self._chunk = max(chunk, FRAMING)
         self._partial: dict[int, list[Buffer]] = {}
+        # For rank 0, whom the others could keep busy or make run out of memory; a client has one peer, and leaves if it lies.
+        self.limits: Limits | None = None  # None: a message of any size that a header can announce
+        self.muted: set[int] = set()  # whose messages are thrown away unread
+        self.parted: set[int] = set()  # who has sent a tally, the last thing that a client says
+        self._taken: Counter[int] = Counter()  # bytes that came from each rank since its last tally ...
+        self.taken_by_tally: dict[int, int] = {}  # ... and how many that were at its last one, the tally included
 
     def send(self, rank: int, message: Message) -> None:
         """Start sending and return at once; the transport keeps the bytes until they are gone."""
@@ -66,10 +91,10 @@ class Endpoint(ABC):
                 complete = self._assemble(*arrived)
                 if complete is not None:
                     return complete
-                continue
             if deadline is not None and time.monotonic() >= deadline:
                 return None
-            nap = self._idle(nap)
+            if arrived is None:
+                nap = self._idle(nap)
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent has left; TransportError after `timeout` seconds."""
@@ -85,20 +110,75 @@ class Endpoint(ABC):
         time.sleep(min(nap, longest))
         return min(2 * nap, longest)
 
+    def mute(self, rank: int) -> None:
+        """From now on what this rank sends is thrown away unread, and what it does not take is not waited for."""
+        self.muted.add(rank)
+        self._partial.pop(rank, None)
+
+    def held(self, rank: int) -> int:
+        """Bytes of a frame from this rank that has not arrived whole."""
+        return sum(len(part) for part in self._partial.get(rank, ()))
+
     def _assemble(self, source: int, piece: Buffer) -> tuple[int, Message] | None:
+        if source in self.muted:
+            self._throw_away(source, piece)
+            return None
+        self._taken[source] += len(piece)
         pieces = self._partial.setdefault(source, [])
         pieces.append(piece)
         try:
-            wanted = FRAMING + Header.unpack(pieces[0]).length
-            have = sum(len(part) for part in pieces)
+            header = Header.unpack(pieces[0])
+            wanted, have = FRAMING + header.length, self.held(source)
+            if len(pieces) == 1:
+                self._check_limit(source, header, have < wanted)
             if have < wanted and len(piece) == self._chunk:
                 return None
-            frame = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            message = decode(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+        except FrameError:
             del self._partial[source]
-            return source, decode(frame)
+            raise
         except WireError as error:
-            self._partial.pop(source, None)
-            raise WireError(f"from rank {source}: {error}") from None
+            del self._partial[source]
+            raise FrameError(source, str(error)) from None
+        del self._partial[source]
+        if isinstance(message, Tally):
+            self.parted.add(source)
+            self.taken_by_tally[source] = self._taken.pop(source)
+        return source, message
+
+    def _check_limit(self, source: int, header: Header, more: bool) -> None:
+        """By the first chunk of a frame, before the rest of it is collected; `more`: there is a rest."""
+        if self.limits is None:
+            return
+        most = self.limits.payload(source, header.type)
+        if most is None:
+            raise FrameError(source, f"frame of type {header.type}, which a client does not send in this run", more)
+        if header.length > most:
+            raise FrameError(
+                source, f"frame of type {header.type} announces {header.length} bytes, at most {most} are due", True
+            )
+
+    def _throw_away(self, source: int, piece: Buffer) -> None:
+        """A tally among it is looked for all the same: who has sent it is about to leave, and need not be waited for."""
+        try:
+            if Header.unpack(piece).type == Tally.TYPE:
+                self.parted.add(source)
+        except WireError:
+            pass
+
+    def leave(self, grace: float) -> None:
+        """Before the process ends, once everything is written. Where a rank was muted the job is ended under it: MPI waits for every
+        rank before any can leave, and nobody knows what this one will do. First it has some seconds to say its last word."""
+        if not self.muted:
+            return
+        deadline, nap = time.monotonic() + grace, SHORTEST_NAP
+        while not self.muted <= self.parted and time.monotonic() < deadline:
+            arrived = self._take()
+            if arrived is None:
+                nap = self._idle(nap)
+            elif arrived[0] in self.muted:
+                self._throw_away(*arrived)
+        self.abort(0)
 
     @abstractmethod
     def _post(self, rank: int, piece: memoryview) -> None: ...
@@ -107,7 +187,8 @@ class Endpoint(ABC):
     def _take(self) -> tuple[int, Buffer] | None: ...
 
     @abstractmethod
-    def _unsent(self) -> int: ...
+    def _unsent(self) -> int:
+        """Chunks that are on their way to ranks that are waited for."""
 
     def speak_first(self) -> None:  # noqa: B027
         """Before saying what failed: returns on the first rank of a host that comes here, and silences the others."""

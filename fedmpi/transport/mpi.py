@@ -1,7 +1,11 @@
 """The endpoint over MPI. The only file that imports mpi4py.
 
 Nothing here blocks inside MPI: receives are matched probes, sends are Isend + Test, and waiting is done asleep. With more
-ranks than cores a rank that blocks in MPI spins, and takes the core from one that works.
+ranks than cores a rank that blocks in MPI spins, and takes the core from one that works. Nor does a rank that begins a message
+and stops in the middle of it keep the others' from being read.
+
+What is larger than anything that its sender may send is received into a sink: 64 kB that are written over and over. A receive
+that is cut short (MPI_ERR_TRUNCATE) is no way to do that: Open MPI 5 writes beyond the buffer if the message is a large one.
 """
 
 import contextlib
@@ -11,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import mpi4py
 import numpy as np
@@ -22,9 +26,12 @@ mpi4py.rc.thread_level = "single"
 from mpi4py import MPI  # noqa: E402  (initialises MPI, after rc is set)
 
 from fedmpi.errors import TransportError  # noqa: E402
-from fedmpi.transport.endpoint import CHUNK, SHORTEST_NAP, Endpoint  # noqa: E402
+from fedmpi.transport.endpoint import CHUNK, SHORTEST_NAP, Endpoint, FrameError  # noqa: E402
+from fedmpi.wire.frame import FRAMING  # noqa: E402
 
 TAG = 7
+SINK = 1 << 16  # bytes
+LOOKS = 100  # at a message that has begun to arrive, before others are looked for
 # Open MPI's own sign of `--with-ft ulfm`: the launcher then takes the end of a rank for something that the others live with.
 SURVIVES = os.environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() not in ("0", "false", "no")
 JOB = os.environ.get("PMIX_NAMESPACE", "")  # the job's name at its launcher
@@ -38,6 +45,11 @@ class MpiEndpoint(Endpoint):
         self._comm = world
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # a dead rank is an exception here, not the end of this one
         self._outgoing: list[tuple[int, MPI.Request, memoryview]] = []
+        self._incoming: dict[int, tuple[MPI.Request, memoryview]] = {}  # by sender
+        self._sunk: dict[int, MPI.Request] = {}  # by sender
+        self._drain: MPI.Datatype | None = None
+        self._dead: set[int] = set()  # muted ranks that have failed; the end of any other one is the end of the run
+        self._turn = 0
         self._status = MPI.Status()
         self._name: socket.socket | None = None
 
@@ -47,17 +59,55 @@ class MpiEndpoint(Endpoint):
 
     def _take(self) -> tuple[int, memoryview] | None:
         self._unsent()
-        with self._blame(None):
-            matched = self._comm.improbe(MPI.ANY_SOURCE, TAG, self._status)
-            if matched is None:
-                return None
-            source, size = self._status.Get_source(), self._status.Get_count(MPI.BYTE)
-        piece = np.empty(size, np.uint8).data
+        for source in self._look():
+            matched = None
+            with self._blame(None if source == MPI.ANY_SOURCE else source):
+                matched = self._comm.improbe(source, TAG, self._status)
+            if matched is not None:
+                sender, size = self._status.Get_source(), self._status.Get_count(MPI.BYTE)
+                if self.limits is not None and size > FRAMING + self.limits.largest(sender):
+                    self._sink(sender, matched, size)
+                    if sender not in self.muted:
+                        what = f"message of {size} bytes, at most {FRAMING + self.limits.largest(sender)} are due"
+                        raise FrameError(sender, what, lost=True)
+                    return None
+                piece = np.empty(size, np.uint8).data
+                with self._blame(sender):
+                    self._incoming[sender] = matched.Irecv([piece, MPI.BYTE]), piece
+                return self._arrived(sender, LOOKS)
+        for source in list(self._incoming):
+            if (arrived := self._arrived(source, 1)) is not None:
+                return arrived
+        return None
+
+    def _look(self) -> Iterable[int]:
+        """Whose messages to look for: anybody's, as they come. Where some are muted, the others' in turn and those last, or a flood
+        would bury what comes in between; and none of a rank whose last one is still on its way, which keeps each rank's order."""
+        if not (self.muted or self._incoming or self._sunk):
+            return (MPI.ANY_SOURCE,)
+        self._turn = (self._turn + 1) % self.size
+        others = [(self._turn + step) % self.size for step in range(self.size)]
+        busy = {self.rank, *self._incoming, *self._sunk, *self._dead}
+        return sorted((rank for rank in others if rank not in busy), key=self.muted.__contains__)
+
+    def _arrived(self, source: int, looks: int) -> tuple[int, memoryview] | None:
+        """The message that is on its way from this rank, if so many looks are enough: each of them moves a part of it."""
+        request, piece = self._incoming[source]
+        for look in range(looks):
+            if look:
+                time.sleep(SHORTEST_NAP)
+            with self._blame(source):
+                if request.Test():
+                    del self._incoming[source]
+                    return source, piece
+        return None
+
+    def _sink(self, source: int, matched: MPI.Message, size: int) -> None:
+        """Let a message in without a place for it: its parts all go to the same one."""
+        if self._drain is None:
+            self._drain = MPI.BYTE.Create_contiguous(SINK).Create_resized(0, 0).Commit()
         with self._blame(source):
-            request = matched.Irecv([piece, MPI.BYTE])
-            while not request.Test():
-                time.sleep(SHORTEST_NAP)  # the sender is sending: every look moves a part of it
-        return source, piece
+            self._sunk[source] = matched.Irecv([np.empty(SINK, np.uint8), -(-size // SINK), self._drain])
 
     def _unsent(self) -> int:
         still = []
@@ -65,8 +115,12 @@ class MpiEndpoint(Endpoint):
             with self._blame(entry[0]):
                 if not entry[1].Test():
                     still.append(entry)
-        self._outgoing = still
-        return len(still)
+        self._outgoing = still  # without what a muted rank died over
+        for source, request in list(self._sunk.items()):
+            with self._blame(source):
+                if request.Test():
+                    del self._sunk[source]
+        return sum(rank not in self.muted for rank, _, _ in still)
 
     @contextlib.contextmanager
     def _blame(self, rank: int | None) -> Iterator[None]:
@@ -75,8 +129,16 @@ class MpiEndpoint(Endpoint):
         except MPI.Exception as error:
             if error.Get_error_class() == MPI.ERR_REVOKED:
                 self._end_job(None)  # a rank on another host has failed, and said why
+            if rank in self.muted:
+                return self._bury(rank)
             who = f"rank {rank}" if rank is not None else self._failed_ranks()
             raise TransportError(f"{who} is gone or out of reach ({error.Get_error_string().strip()})") from None
+
+    def _bury(self, rank: int) -> None:
+        """Nobody waits for a muted rank, so nobody misses it; but MPI_Finalize may, see `leave`."""
+        self._dead.add(rank)
+        self._incoming.pop(rank, None)
+        self._sunk.pop(rank, None)
 
     def _failed_ranks(self) -> str:
         """The dead, where the MPI can name them (ULFM)."""

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.errors import WireError
-from fedmpi.wire.bits import pack, pack_signed, packed_size, unpack, unpack_signed
+from fedmpi.wire.bits import packed_size
 from fedmpi.wire.control import Checkpoint, Nonces, Ready, Setup, Stop, Tally
 from fedmpi.wire.frame import COUNT, Buffer, Reader, array_bytes
 from fedmpi.wire.message import MESSAGES, Message, decode, encode, pack_parties, read_parties, register, speakers
@@ -180,25 +180,20 @@ class PlainRows(Message):
     WIDTHS: ClassVar = struct.Struct("<BBI")  # bits of a row number, bits of a value, values of a row
     parties: tuple[int, ...] = ()
     counts: Ints = field(default_factory=_no_ints)  # rows of each party
-    rows: Ints = field(default_factory=_no_ints)  # row numbers
-    values: Ints = field(default_factory=lambda: np.empty((0, 1), np.int64))  # (rows, width)
+    # Both stay packed until the receiver has seen that they are what it asked for: unpacked they take up to forty times the room.
+    rows: bytes = b""  # row numbers, packed by wire.bits
+    values: bytes = b""  # signed, `width` a row
     row_bits: int = 0
     value_bits: int = 0
+    width: int = 1
 
     def buffers(self) -> list[Buffer]:
-        width = self.values.shape[1]
-        return [
-            pack_parties(self.parties),
-            self.WIDTHS.pack(self.row_bits, self.value_bits, width),
-            array_bytes(self.counts, "<u4"),
-            pack(self.rows, self.row_bits),
-            pack_signed(self.values.ravel(), self.value_bits),
-        ]
+        widths = self.WIDTHS.pack(self.row_bits, self.value_bits, self.width)
+        return [pack_parties(self.parties), widths, array_bytes(self.counts, "<u4"), self.rows, self.values]
 
     def shares(self) -> Iterable[tuple[int, int]]:
-        width = self.values.shape[1]
         return [
-            (party, self.wire_size(1, count, self.row_bits, self.value_bits, width))
+            (party, self.wire_size(1, count, self.row_bits, self.value_bits, self.width))
             for party, count in zip(self.parties, self.counts.tolist())
         ]
 
@@ -215,9 +210,9 @@ class PlainRows(Message):
         total = int(counts.sum())
         if not (1 <= row_bits <= 32 and 2 <= value_bits <= 64 and width >= 1):
             raise WireError(f"PlainRows: rows of {width} values, {row_bits} bits a row number and {value_bits} a value")
-        rows = unpack(reader.take(packed_size(total, row_bits)), total, row_bits).view(np.int64)
-        values = unpack_signed(reader.take(packed_size(total * width, value_bits)), total * width, value_bits)
-        return parties, counts, rows, values.reshape(total, width), row_bits, value_bits
+        rows = bytes(reader.take(packed_size(total, row_bits)))
+        values = bytes(reader.take(packed_size(total * width, value_bits)))
+        return parties, counts, rows, values, row_bits, value_bits, width
 
 
 @dataclass(frozen=True)

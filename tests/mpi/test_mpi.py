@@ -3,8 +3,10 @@
 import time
 
 import numpy as np
+import psutil
 import pytest
 
+from fedmpi.transport.endpoint import FrameError
 from fedmpi.transport.mpi import MpiEndpoint, library
 from fedmpi.wire.frame import FRAMING
 from fedmpi.wire.messages import PlainInput, Stop, Train
@@ -94,6 +96,41 @@ def test_two_ranks_may_send_to_each_other_at_once():
         _, message = take(endpoint, PlainInput)
         assert len(message.values) == 5_000_000
         endpoint.flush(WAIT)
+    everybody(endpoint)
+
+
+class Most:
+    def payload(self, source, kind):
+        return 1000
+
+    def largest(self, source):
+        return 1000
+
+
+def test_a_message_that_is_too_large_is_let_in_without_a_place_for_it():
+    """And it is the sender's alone: whoever else speaks is heard before and after, and it can end as it should."""
+    endpoint, size = MpiEndpoint(), 200_000_000
+    if endpoint.rank == 1:
+        endpoint._post(0, np.zeros(size, np.uint8).data)
+        endpoint.flush(WAIT)
+    elif endpoint.rank > 1:
+        endpoint.send(0, PlainInput(1, endpoint.rank, b"", b"x"))
+    else:
+        endpoint.limits, before = Most(), psutil.Process().memory_info().rss
+        heard, lost = set(), 0
+        while len(heard) < endpoint.size - 2 or not lost:
+            try:
+                heard.add(take(endpoint, PlainInput)[0])
+            except FrameError as error:
+                assert error.source == 1 and error.lost and f"message of {size} bytes, at most 1020" in str(error)
+                lost += 1
+                endpoint.mute(1)
+        assert heard == set(range(2, endpoint.size)) and lost == 1
+        while endpoint._sunk:
+            endpoint._unsent()
+        assert psutil.Process().memory_info().rss - before < size / 4
+        endpoint.muted.clear()
+        endpoint.limits = None
     everybody(endpoint)
 
 

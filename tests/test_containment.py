@@ -1,0 +1,352 @@
+"""A client rank that lies stops nobody: it is named, left out with its parties, and the run goes on as if they had dropped out."""
+
+import json
+import time
+
+import numpy as np
+import pytest
+
+from fedmpi.cli import resolve
+from fedmpi.runtime.client import Client
+from fedmpi.runtime.conduct import MESSAGES, Conduct
+from fedmpi.runtime.mailbox import LINGER, Mailbox, Out
+from fedmpi.runtime.placement import Placement
+from fedmpi.runtime.server import Server
+from fedmpi.transport.endpoint import FrameError
+from fedmpi.transport.memory import Hub
+from fedmpi.wire.frame import FRAMING, Header
+from fedmpi.wire.messages import EvalReport, PlainInput, Stop, Tally, TrainReport, encode
+from fedmpi.wire.phases import Purpose
+
+# ---- who is out, and for how long ----
+
+
+def test_who_offends_is_out_of_the_session_and_in_its_second_one_for_good():
+    conduct = Conduct(Placement(6, 4))
+    conduct.begin("round 1")
+    assert conduct.rank_offends(2, "lied") == "round 1: rank 2 lied; parties 2 to 3 left out of it"
+    assert conduct.rank_offends(2, "lied again") is None, "named once"
+    assert conduct.is_out(2) and not conduct.benched
+    conduct.begin("round 2")
+    assert not conduct.is_out(2)
+    assert conduct.rank_offends(2, "lied") == "round 2: rank 2 lied; parties 2 to 3 left out for the rest of the run"
+    conduct.begin("round 3")
+    assert conduct.is_out(2) and conduct.benched == (2, 3) and conduct.rank_offends(2, "lied") is None
+
+
+def test_a_party_is_out_by_itself():
+    conduct = Conduct(Placement(6, 4))
+    for round, said in ((1, "it is treated as dropped"), (2, "left out for the rest of the run")):
+        conduct.begin(f"round {round}")
+        line = conduct.party_offends(3, "party 3, update: sent nothing")
+        assert line.startswith(f"round {round}: party 3, update: sent nothing; ") and line.endswith(said)
+        assert conduct.party_offends(3, "again") is None and not conduct.is_out(2)
+    assert conduct.benched == (3,) and not conduct.benched_ranks
+
+
+def test_late_messages_are_no_offence_until_they_are_more_than_can_be_owed():
+    conduct = Conduct(Placement(6, 4))
+    for session in range(3):
+        conduct.begin(f"round {session}")
+    owed = 4 * MESSAGES * 3  # three sessions, and the time before them; two parties and their rank
+    assert not any(conduct.let_go(1) for _ in range(owed)) and conduct.let_go(1)
+    conduct.in_time(2)
+    assert not any(conduct.let_go(2) for _ in range(3 * MESSAGES)) and conduct.let_go(2), "it owes nothing of before"
+
+
+def test_what_was_done_is_remembered_over_an_interruption():
+    conduct, before = Conduct(Placement(6, 4)), Conduct(Placement(6, 4))
+    before.begin("round 1")
+    before.rank_offends(1, "lied", at_once=True)
+    before.rank_offends(3, "lied")
+    before.party_offends(2, "lied")
+    conduct.restore(json.loads(json.dumps(before.state())))
+    conduct.begin("round 2")
+    assert conduct.is_out(1) and conduct.benched == (0, 1)
+    conduct.rank_offends(3, "lied")
+    conduct.party_offends(2, "lied")
+    assert conduct.benched == (0, 1, 2, 4, 5)
+    elsewhere = Conduct(Placement(6, 3))
+    elsewhere.restore(before.state())
+    assert elsewhere.benched == (0, 1) and not elsewhere.benched_ranks, "its parties are on other ranks now"
+    elsewhere.restore({})
+
+
+# ---- what a rank can make rank 0 hold ----
+
+
+class Most:
+    """A PlainInput of so many bytes, and nothing else."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def payload(self, source, kind):
+        return self.size if kind == PlainInput.TYPE else None
+
+    def largest(self, source):
+        return self.size
+
+
+def test_a_frame_that_announces_a_tebibyte_is_refused_by_its_header():
+    hub = Hub(2, chunk=1 << 16)
+    server = hub.endpoints[0]
+    server.limits = Most(1 << 20)
+    huge = Header(PlainInput.TYPE, 1, 0, 1 << 40).pack() + bytes((1 << 16) - FRAMING)
+    hub.queues[0].put((1, huge))
+    with pytest.raises(FrameError, match="from rank 1: .*announces 1099511627776 bytes, at most 1048576") as caught:
+        server.poll(1)
+    assert caught.value.lost and server.held(1) == 0
+    server.mute(1)
+    for _ in range(100):
+        hub.queues[0].put((1, huge))
+    assert server.poll(0.2) is None and server.held(1) == 0
+
+
+def test_a_frame_that_never_ends_is_held_up_to_its_limit():
+    hub = Hub(2, chunk=1 << 10)
+    server = hub.endpoints[0]
+    server.limits = Most(1 << 13)
+    whole = bytes(encode(PlainInput(1, 0, b"", bytes((1 << 13) - 4))))
+    for start in range(0, 8 << 10, 1 << 10):
+        hub.queues[0].put((1, whole[start : start + (1 << 10)]))
+    assert server.poll(0.05) is None and server.held(1) == 8 << 10
+    for _ in range(3):  # more than it announced
+        hub.queues[0].put((1, bytes(1 << 10)))
+    with pytest.raises(FrameError, match="announces 8192 payload bytes"):
+        server.poll(1)
+    assert server.held(1) == 0
+
+
+def test_a_message_that_never_comes_up_is_refused_whatever_its_size():
+    server, client = Hub(2).endpoints
+    server.limits = Most(100)
+    client.send(0, Stop())
+    with pytest.raises(FrameError, match="type 9, which a client does not send in this run") as caught:
+        server.poll(1)
+    assert not caught.value.lost, "what follows can be read"
+    client.send(0, PlainInput(1, 0, b"", b"x"))
+    assert server.poll(1)[0] == 1
+
+
+def test_the_largest_messages_are_known_before_the_first_one(make_config, monkeypatch, run_in_memory):
+    """Every run of every other test is held to these bounds; here, that they are bounds."""
+    seen = []
+    begin = Server.handshake
+    monkeypatch.setattr(Server, "handshake", lambda self: (seen.append(self.mailbox.endpoint.limits), begin(self)))
+    run_in_memory(make_config("--aggregation secure --metrics none --parties 6 --threshold 4"), 3)
+    (limits,) = seen
+    assert limits.payload(1, TrainReport.TYPE) is limits.payload(1, EvalReport.TYPE) is None
+    assert limits.payload(1, PlainInput.TYPE) is None
+    assert limits.largest(1) < 1 << 20
+
+
+# ---- deadlines ----
+
+
+@pytest.fixture
+def mailbox():
+    hub = Hub(3)
+    said = []
+    made = Mailbox(hub.endpoints[0], Placement(4, 3), 0.3, warn=said.append)
+    made.conduct.begin("round 5")
+    made.said = said
+    return made, hub
+
+
+class Flood:
+    """A queue that always has one more message, until it is empty for once."""
+
+    def __init__(self, piece):
+        self.piece, self.taken = piece, 0
+
+    def get_nowait(self):
+        self.taken += 1
+        return self.piece
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        bytes(encode(PlainInput(4, 0, b"", b"old"))),
+        bytes(encode(PlainInput(5, 3, b"", b"not its own"))),
+        b"garbage that is longer than a header",
+        b"short",
+        bytes(encode(Tally())),
+    ],
+    ids=["late", "stranger", "garbage", "short", "tally"],
+)
+def test_no_flood_moves_a_deadline(frame, mailbox):
+    post, hub = mailbox
+    hub.queues[0] = Flood((1, frame))
+    begun = time.monotonic()
+    while True:
+        arrived = post.take_of(5, Purpose.TRAINING, begun + 0.3)
+        if arrived is None:
+            break
+        assert arrived == Out(1, (0, 1))
+    assert time.monotonic() - begun < 0.3 + LINGER + 0.5 and hub.queues[0].taken > 100
+    assert post.conduct.benched_ranks == {1} and 1 <= len(post.said) <= 2, "not a line for each"
+
+
+def test_no_flood_keeps_tallies_from_being_collected(mailbox):
+    post, hub = mailbox
+    hub.queues[0] = Flood((1, bytes(encode(PlainInput(4, 0, b"", b"old")))))
+    begun = time.monotonic()
+    assert post.collect("end", Tally, lambda rank, tally: "") == {1, 2}
+    assert time.monotonic() - begun < 0.3 + LINGER + 0.5
+
+
+def test_who_answered_in_time_is_found_behind_a_flood(mailbox):
+    post, hub = mailbox
+    for _ in range(1000):
+        hub.queues[0].put((1, b"garbage that is longer than a header"))
+    hub.endpoints[2].send(0, PlainInput(5, 3, b"", b"x"))
+    passed = time.monotonic() - 10  # rank 0 was busy meanwhile
+    while isinstance(arrived := post.take_of(5, Purpose.TRAINING, passed), Out):
+        pass
+    assert arrived[0] == 2 and post.conduct.benched_ranks == {1}
+
+
+# ---- whole runs ----
+
+
+def rows(config):
+    return [json.loads(line) for line in (config.out / "rounds.jsonl").read_text().splitlines()]
+
+
+def planned(parties, rounds):
+    return "--dropout " + ",".join(f"{r}:{p}:advertise" for r in range(1, rounds + 1) for p in parties)
+
+
+def raw(client, data):
+    client.endpoint._post(0, memoryview(data))
+
+
+@pytest.fixture
+def lying(monkeypatch):
+    """Ranks that do something else than to train."""
+
+    def lying(acts):
+        train = Client.train
+
+        def tempted(self, model):
+            act = acts.get(self.endpoint.rank)
+            if act is None or act(self, model):
+                train(self, model)
+
+        monkeypatch.setattr(Client, "train", tempted)
+
+    return lying
+
+
+def garbage(client, model):
+    raw(client, np.random.default_rng(model.round).bytes(1000))
+
+
+def flood(client, model):
+    """Messages of a round that was never asked for, far more than anybody waits for."""
+    for _ in range(20_000):
+        raw(client, bytes(encode(PlainInput(99, client.parties[0], b"", bytes(100)))))
+
+
+def forged_size(client, model):
+    raw(client, Header(PlainInput.TYPE, model.round, client.parties[0], 1 << 40).pack() + bytes(5000))
+
+
+ACTS = {
+    "garbage": garbage,
+    "five bytes": lambda client, model: raw(client, b"FM\2\4\0"),
+    "somebody else's party": lambda client, model: client.endpoint.send(0, PlainInput(model.round, 5, b"", b"x")),
+    "a tally": lambda client, model: client.send_tally(),
+    "a tebibyte": forged_size,
+    "a flood": flood,
+}
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "secure --threshold 4"])
+@pytest.mark.parametrize("act", ACTS)
+def test_a_lying_ranks_parties_are_as_good_as_dropped(act, aggregation, make_config, run_in_memory, lying, capsys):
+    flags = f"--parties 6 --rounds 3 --aggregation {aggregation} --phase-deadline 3"
+    wanted = run_in_memory(make_config(f"{flags} {planned((0, 1), 3)}"), 4)
+    capsys.readouterr()
+    lying({1: ACTS[act]})
+    config = make_config(flags)
+    begun = time.monotonic()
+    summary = run_in_memory(config, 4)
+    assert time.monotonic() - begun < 20
+    assert summary["model_sha256"] == wanted["model_sha256"] and [row["survivors"] for row in rows(config)] == [4] * 3
+    assert summary["dropouts"]["benched"] == [0, 1] and summary["untallied_ranks"] == [1]
+    assert summary["dropouts"]["failed_rounds"] == 0 and summary["accuracy"] is not None
+    said = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ") and " rank 1 " in line
+    ]
+    assert 1 <= len(said) <= 3 and sum("for the rest of the run" in line for line in said) == 1
+
+
+def test_twenty_parties_go_on_with_two_lying_ranks(make_config, run_in_memory, lying):
+    flags = "--parties 20 --rounds 3 --aggregation secure --threshold 11 --eval-every 1"
+    liars = tuple(range(4, 12))  # of ranks 2 and 3
+    wanted = run_in_memory(make_config(f"{flags} {planned(liars, 3)}"), 6)
+    lying({2: garbage, 3: flood})
+    config = make_config(flags)
+    summary = run_in_memory(config, 6)
+    assert summary["model_sha256"] == wanted["model_sha256"]
+    assert summary["dropouts"]["benched"] == list(liars) and summary["untallied_ranks"] == [2, 3]
+    assert all(row["cohort"] == 20 and row["survivors"] == 12 for row in rows(config))
+    assert summary["epsilon_outside"] == wanted["epsilon_outside"]
+
+
+def test_hidden_test_figures_go_on_without_the_benched(make_config, run_in_memory, lying, capsys):
+    lying({1: garbage})
+    config = make_config("--parties 6 --rounds 3 --aggregation secure --threshold 4 --metrics securesum --eval-every 1")
+    summary = run_in_memory(config, 4)
+    assert summary["accuracy"] is not None and summary["dropouts"]["benched"] == [0, 1]
+    assert "test figures of round 3 are those of 4 of 6 parties" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ranks", [4, 3])
+def test_a_resumed_run_remembers_who_lied(ranks, make_config, run_in_memory, lying, monkeypatch):
+    flags = "--parties 6 --rounds 4 --checkpoint-every 3"
+    wanted = run_in_memory(make_config(f"{flags} {planned((0, 1), 4)}"), 4)
+    lying({1: garbage})
+    config = make_config(flags)
+    whole = Server.round
+    with monkeypatch.context() as patch:
+        patch.setattr(Server, "round", lambda self, round: whole(self, round) if round < 4 else 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_in_memory(config, 4)
+    monkeypatch.undo()  # whoever lied is honest now, and still not asked
+    summary = run_in_memory(resolve(["--resume", str(config.out)]), ranks)
+    assert summary["dropouts"]["benched"] == [0, 1] and summary["model_sha256"] == wanted["model_sha256"]
+
+
+def test_a_rank_that_lies_in_the_handshake_is_benched_at_once(make_config, run_in_memory, monkeypatch, capsys):
+    ready = Client.say_ready
+    monkeypatch.setattr(
+        Client,
+        "say_ready",
+        lambda self: raw(self, b"FM\1 of another version") if self.endpoint.rank == 1 else ready(self),
+    )
+    flags = "--parties 6 --rounds 2"
+    summary = run_in_memory(make_config(flags), 4)
+    assert summary["dropouts"]["benched"] == [0, 1]
+    monkeypatch.undo()
+    assert summary["model_sha256"] == run_in_memory(make_config(f"{flags} {planned((0, 1), 2)}"), 4)["model_sha256"]
+    assert "handshake: rank 1 sent what cannot be read (frame has version 1" in capsys.readouterr().out
+
+
+def test_a_late_party_is_no_offender(make_config, run_in_memory, monkeypatch, capsys):
+    """It is expired, and what it still says is let go of: it is back in the next round."""
+    train = Client.train
+
+    def late(self, model):
+        if self.endpoint.rank == 1 and model.round == 1:
+            time.sleep(3)
+        train(self, model)
+
+    monkeypatch.setattr(Client, "train", late)
+    config = make_config("--parties 6 --rounds 3 --round-deadline 2 --phase-deadline 2")
+    summary = run_in_memory(config, 4)
+    assert summary["dropouts"]["caught"] == 0 and summary["dropouts"]["benched"] == []
+    assert [row["survivors"] for row in rows(config)][::2] == [4, 6] and summary["untallied_ranks"] == []
