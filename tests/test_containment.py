@@ -1,5 +1,6 @@
 """A client rank that lies stops nobody: it is named, left out with its parties, and the run goes on as if they had dropped out."""
 
+import dataclasses
 import json
 import time
 
@@ -12,6 +13,8 @@ from fedmpi.runtime.conduct import MESSAGES, Conduct
 from fedmpi.runtime.mailbox import LINGER, Mailbox, Out
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.server import Server
+from fedmpi.secagg import pki
+from fedmpi.secagg.messages import SEALED, ShareKeys
 from fedmpi.transport.endpoint import FrameError
 from fedmpi.transport.memory import Hub
 from fedmpi.wire.frame import FRAMING, Header
@@ -284,17 +287,119 @@ def test_a_lying_ranks_parties_are_as_good_as_dropped(act, aggregation, make_con
     assert 1 <= len(said) <= 3 and sum("for the rest of the run" in line for line in said) == 1
 
 
-def test_twenty_parties_go_on_with_two_lying_ranks(make_config, run_in_memory, lying):
-    flags = "--parties 20 --rounds 3 --aggregation secure --threshold 11 --eval-every 1"
-    liars = tuple(range(4, 12))  # of ranks 2 and 3
-    wanted = run_in_memory(make_config(f"{flags} {planned(liars, 3)}"), 6)
+@pytest.fixture
+def speaking(monkeypatch):
+    """Ranks that say something else than their sessions do, party by party."""
+
+    def speaking(changes):
+        say = Client.say
+
+        def other(self, messages):
+            change = changes.get(self.endpoint.rank)
+            say(self, [change(message) for message in messages] if change else messages)
+
+        monkeypatch.setattr(Client, "say", other)
+
+    return speaking
+
+
+def deal_rubbish(message):
+    if not isinstance(message, ShareKeys):
+        return message
+    bundles = tuple(dataclasses.replace(bundle, sealed=bytes(SEALED)) for bundle in message.bundles)
+    return dataclasses.replace(message, bundles=bundles)
+
+
+@pytest.mark.parametrize("identities", [False, True], ids=["passive", "active"])
+def test_twenty_parties_go_on_with_three_lying_ranks(
+    identities, make_config, run_in_memory, lying, speaking, tmp_path, capsys
+):
+    flags = "--parties 20 --rounds 3 --aggregation secure --eval-every 1 --phase-deadline 30"
+    if identities:
+        pki.make(tmp_path / "identities", 20)
+        flags += f" --pki {tmp_path / 'identities'}"
+    liars = tuple(range(2, 8))  # of ranks 2, 3 and 4
+    wanted = run_in_memory(make_config(f"{flags} {planned(liars, 3)}"), 11)
+    capsys.readouterr()
     lying({2: garbage, 3: flood})
+    speaking({4: deal_rubbish})
     config = make_config(flags)
-    summary = run_in_memory(config, 6)
-    assert summary["model_sha256"] == wanted["model_sha256"]
+    summary = run_in_memory(config, 11)
+    assert summary["model_sha256"] == wanted["model_sha256"] and summary["dropouts"]["failed_rounds"] == 0
     assert summary["dropouts"]["benched"] == list(liars) and summary["untallied_ranks"] == [2, 3]
-    assert all(row["cohort"] == 20 and row["survivors"] == 12 for row in rows(config))
+    assert all(row["cohort"] == 20 and row["survivors"] == 14 for row in rows(config))
     assert summary["epsilon_outside"] == wanted["epsilon_outside"]
+    said = capsys.readouterr().out
+    assert "round 1: party 6, ShareKeys: dealt bundles that" in said and "party 6 is in dispute with" in said
+
+
+# ---- one of the two lies ----
+
+ONE_DEALER = {(holder, 1) for holder in (0, 2, 3)}
+
+
+def weighed(*sessions):
+    conduct = Conduct(Placement(6, 4))
+    for number, disputes in enumerate(sessions, start=1):
+        conduct.begin(f"round {number}")
+        conduct.weigh(disputes)
+    return conduct
+
+
+def test_a_dealer_that_is_in_dispute_with_several_is_benched_the_second_time():
+    assert weighed(ONE_DEALER).benched == () and weighed(ONE_DEALER, ONE_DEALER).benched == (1,)
+    assert weighed(ONE_DEALER, {}, ONE_DEALER).benched == (1,)
+
+
+def test_a_holder_that_accuses_one_after_the_other_is_found_out():
+    accusing = [{(4, dealer)} for dealer in (0, 1, 2)]
+    assert weighed(*accusing[:2]).benched == () and weighed(*accusing).benched == (4,)
+
+
+def test_of_a_single_pair_nobody_is_benched_however_often_they_quarrel():
+    assert weighed(*[{(4, 0)}] * 20).benched == ()
+
+
+def test_an_honest_party_is_not_benched_by_one_liar():
+    """Whatever it says, in however many rounds: in every dispute it is itself."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        sessions = []
+        for _ in range(6):
+            others = rng.choice([0, 1, 2, 4, 5], rng.integers(0, 6), replace=False).tolist()
+            sessions.append({(3, other) if rng.random() < 0.5 else (other, 3) for other in others})
+        assert set(weighed(*sessions).benched) <= {3}
+
+
+def test_disputes_are_remembered_over_an_interruption():
+    before = weighed({(4, 0)}, {(4, 1)})
+    after = Conduct(Placement(6, 4))
+    after.restore(json.loads(json.dumps(before.state())))
+    after.begin("round 3")
+    after.weigh({(4, 2)})
+    assert after.benched == (4,)
+
+
+def test_a_bad_dealer_costs_no_round(make_config, run_in_memory, speaking):
+    """It failed every one."""
+    flags = "--parties 6 --rounds 5 --aggregation secure --threshold 4"
+    wanted = run_in_memory(make_config(f"{flags} {planned((0, 1), 5)}"), 4)
+    speaking({1: deal_rubbish})
+    summary = run_in_memory(make_config(flags), 4)
+    assert summary["dropouts"]["failed_rounds"] == 0 and summary["dropouts"]["benched"] == [0, 1]
+    assert summary["model_sha256"] == wanted["model_sha256"]
+
+
+def test_a_dealer_of_wrong_shares_costs_a_round_or_two_and_is_benched(make_config, run_in_memory, speaking, capsys):
+    """Its bundles open, and what is in them is not what it committed to: that is seen when shares are combined."""
+
+    def other(message):
+        return dataclasses.replace(message, commitment=bytes(32)) if isinstance(message, ShareKeys) else message
+
+    speaking({1: other})
+    summary = run_in_memory(make_config("--parties 8 --rounds 5 --aggregation secure --threshold 5"), 9)
+    assert summary["dropouts"]["failed_rounds"] == 2 and summary["dropouts"]["benched"] == [0]
+    assert "party 0, ShareKeys: shared another secret than it committed to" in capsys.readouterr().out
 
 
 def test_hidden_test_figures_go_on_without_the_benched(make_config, run_in_memory, lying, capsys):
