@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -455,3 +457,14 @@ def test_a_late_party_is_no_offender(make_config, run_in_memory, monkeypatch, ca
     summary = run_in_memory(config, 4)
     assert summary["dropouts"]["caught"] == 0 and summary["dropouts"]["benched"] == []
     assert [row["survivors"] for row in rows(config)][::2] == [4, 6] and summary["untallied_ranks"] == []
+
+
+@pytest.mark.slow
+def test_damaged_frames_harm_neither_end(monkeypatch, capsys):
+    """The quick end of benchmarks.mutated_frames, which has a million of them."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent))
+    from benchmarks import mutated_frames
+
+    monkeypatch.setattr(sys, "argv", ["mutated_frames", "--frames", "6000", "--client-frames", "600"])
+    mutated_frames.main()
+    assert "flood" in capsys.readouterr().out

@@ -127,6 +127,9 @@ TALLIES = {
     "an unknown phase": lambda t: changed(t, 2, 99),
     "a byte more in a row": lambda t: changed(t, 8, 1),
     "less than nothing": lambda t: changed(t, 11, -5),
+    "more than can be counted": lambda t: changed(t, 10, 2**63 - 1),
+    "ages": lambda t: dataclasses.replace(t, facts=t.facts | {"cpu": {"setup": 1e308}}),
+    "words": lambda t: dataclasses.replace(t, facts=t.facts | {"cpu": {"[/red]\x1b[2J": 1.0}}),
     "fewer given": lambda t: dataclasses.replace(t, bytes_given=t.bytes_given - 1),
     "a byte more in both": lambda t: dataclasses.replace(
         changed(t, 8, 1), bytes_given=int(changed(t, 8, 1).rows[:, 8:10].sum())
@@ -158,7 +161,7 @@ def test_a_tally_that_cannot_be_is_not_used(lie, make_config, run_in_memory, mon
         line.split(",")[5] for line in (config.out / "messages.csv").read_text().splitlines() if ",up," in line
     } == {"2"}
     said = capsys.readouterr().out
-    assert said.count("rank 1 sent a tally that cannot be") == 2
+    assert said.count("rank 1 sent a tally that cannot be") == 2 and "\x1b" not in said
 
 
 def test_a_tally_that_never_comes_is_named_and_the_results_are_there(make_config, run_in_memory, monkeypatch, capsys):

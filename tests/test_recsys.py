@@ -302,6 +302,15 @@ def test_rows_in_the_clear_add_up_to_what_dense_vectors_do(data):
     assert server.result().total.tolist() == wanted.tolist()
 
 
+def test_errors_beyond_the_scale_or_of_more_items_than_there_are_cannot_be(make):
+    method = hosted(make())
+    items = method.store.num_items
+    possible = [[0, 0, 0], [16 * items, 4 * items, items], [2.5, 2.0, 3]]
+    wrong = [[-1, 0, 1], [17, 4, 1], [16, 5, 1], [0, 0, items + 1], [0, 0, 0.5], [np.nan, 0, 1], [0, 0, np.inf]]
+    assert method.plausible(np.array(possible, float), 1).all()
+    assert not method.plausible(np.array(wrong, float), 1).any()
+
+
 def test_many_rows_go_in_several_messages_of_whole_parties(monkeypatch):
     monkeypatch.setattr("fedmpi.aggregation.rows.MESSAGE_ROWS", 4)
     update = updates([3, 3, 1, 2], [0, 1, 2, 0, 1, 3, 2, 1, 2], np.zeros((9, 3)))

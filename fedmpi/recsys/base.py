@@ -80,11 +80,13 @@ class RatingMethod(RowAlgorithm):
         return np.stack([np.bincount(self.test_users, weights, size) for weights in columns], axis=1)
 
     def plausible(self, figures, round):
-        """Sums of errors, and how many there are: a whole number."""
-        numbers = figures[:, 2::3]
-        return (
-            super().plausible(figures, round) & (figures >= 0).all(axis=1) & (numbers == np.rint(numbers)).all(axis=1)
-        )
+        """Squared and absolute errors, neither beyond the scale, and how many there are: one for an item at most."""
+        span = self.store.scale.highest - self.store.scale.lowest
+        squared, absolute, numbers = (figures[:, column::3] for column in range(3))
+        most = numbers * (1 + 1e-9)  # sums of floats
+        possible = (numbers >= 0) & (numbers <= self.store.num_items) & (numbers == np.rint(numbers))
+        possible &= (squared >= 0) & (squared <= most * span**2) & (absolute >= 0) & (absolute <= most * span)
+        return possible.all(axis=1)
 
     def summarise(self, total):
         squared, absolute, number = total[:3]

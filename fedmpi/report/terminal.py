@@ -205,6 +205,11 @@ def closing_rows(summary: dict, statement: Statement) -> list[tuple[str, str, st
     dropouts = summary["dropouts"]
     rows += [
         ("dropouts", f"{dropouts['planned']} + {dropouts['real']}", "planned + real"),
+        *(
+            [("left out", str(len(dropouts["benched"])), "parties of those who broke the rules")]
+            if dropouts.get("benched")
+            else ()
+        ),
         ("memory", _size(summary["memory_pss"]), f"PSS over {summary['ranks']} ranks"),
         ("model", summary["model_sha256"][:16], "first digits of model_sha256"),
     ]

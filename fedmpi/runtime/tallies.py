@@ -1,6 +1,5 @@
 """What the ranks counted and measured of themselves, added up on rank 0: bytes, CPU seconds, memory."""
 
-import math
 from collections import defaultdict
 from typing import Any
 
@@ -11,7 +10,7 @@ from fedmpi.errors import DataError, ProtocolError
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.stopwatch import ORDER, Stopwatch
 from fedmpi.transport.endpoint import Endpoint
-from fedmpi.transport.ledger import COUNTS, DIRECTIONS, KEYS, Ledger
+from fedmpi.transport.ledger import COUNTS, DIRECTIONS, KEYS
 from fedmpi.wire.frame import NOBODY
 from fedmpi.wire.messages import Tally
 from fedmpi.wire.phases import Cost, Phase
@@ -20,6 +19,7 @@ Cell = tuple[int, str, str]  # party, phase, cost
 
 # What a client measures, by name: others would be rows of costs.csv and of the closing table.
 PHASES, COSTS = frozenset(map(str, Phase)), frozenset(map(str, Cost))
+MOST_SECONDS, MOST_MEMORY = 1e9, 1 << 50  # thirty years, a million gigabytes
 WATCHED = COSTS.union(map(str, ORDER))
 
 
@@ -32,8 +32,8 @@ def proportional_set_size() -> int:
 
 def _seconds(value: Any) -> float:
     seconds = float(value)
-    if not 0 <= seconds < math.inf:
-        raise ValueError(f"{seconds} seconds")
+    if not 0 <= seconds < MOST_SECONDS:
+        raise ValueError(f"{seconds:g} seconds")
     return seconds
 
 
@@ -54,9 +54,9 @@ class Tallies:
         try:
             costs, cpu, pss = self._facts(source, message.facts)
             self._check_rows(source, message)
+            self.ledger.merge(message.rows)
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError, DataError) as error:
-            return f"sent a tally that cannot be ({error or type(error).__name__})".replace("\n", " ")
-        self.ledger.merge(message.rows)
+            return f"sent a tally that cannot be ({str(error)[:200] or type(error).__name__})"
         self._given += message.bytes_given
         self._memory[source] = pss
         self._watch.add(cpu)
@@ -70,31 +70,34 @@ class Tallies:
         costs = [((int(party), str(phase), str(cost)), _seconds(s)) for party, phase, cost, s in facts["costs"]]
         for (party, phase, cost), _ in costs:
             if party not in hosted or phase not in PHASES or cost not in COSTS:
-                raise ValueError(f"a cost of party {party}, {phase[:40]}, {cost[:40]}")
+                raise ValueError(f"a cost of party {party}, {phase[:40]!r}, {cost[:40]!r}")
         cpu = {str(phase): _seconds(seconds) for phase, seconds in facts["cpu"].items()}
         for phase in cpu:
             if phase not in WATCHED:
-                raise ValueError(f"seconds of {phase[:40]}, which nobody measures")
+                raise ValueError(f"seconds of {phase[:40]!r}, which nobody measures")
         pss = int(facts["pss"])
-        if not 0 <= pss < 1 << 63:
-            raise ValueError(f"{str(pss)[:40]} bytes of memory")
+        if not 0 <= pss < MOST_MEMORY:
+            raise ValueError(f"{pss:g} bytes of memory")
         return costs, cpu, pss
 
     def _check_rows(self, source: int, message: Tally) -> None:
         """Its rows are about itself, and add up to the bytes that have arrived here: every message of a client comes to rank 0."""
-        hosted = {NOBODY, *self._placement.parties_of(source)}
-        rows = message.rows.astype(object)  # whole numbers of any size: a sum does not wrap
-        keys, counts = rows[:, : len(KEYS)], rows[:, len(KEYS) :]
-        up = DIRECTIONS.index("up")
-        if not ((keys[:, KEYS.index("rank")] == source) & (keys[:, KEYS.index("direction")] == up)).all():
+        keys = dict(zip(KEYS, message.rows[:, : len(KEYS)].T))
+        counts = message.rows[:, len(KEYS) :]
+        if not ((keys["rank"] == source) & (keys["direction"] == DIRECTIONS.index("up"))).all():
             raise ValueError("rows of another rank's messages")
-        if not hosted.issuperset(keys[:, KEYS.index("party")]) or (counts < 0).any():
-            raise ValueError("rows of other parties, or negative ones")
-        Ledger(0).merge(message.rows)  # knows its names
-        added = sum(counts[:, COUNTS.index(name)].sum() for name in ("wire_payload", "wire_framing"))
-        taken = self._endpoint.taken_by_tally.get(source, 0)
+        if (counts < 0).any() or not np.isin(keys["party"], (NOBODY, *self._placement.parties_of(source))).all():
+            raise ValueError("rows of other parties, or of less than nothing")
+        # As Python's integers: a sum that wraps could be any number.
+        sums = {name: sum(column.tolist()) for name, column in zip(COUNTS, counts.T)}
+        added, taken = sums["wire_payload"] + sums["wire_framing"], self._endpoint.taken_by_tally.get(source, 0)
         if not added == message.bytes_given == taken:
             raise ValueError(f"rows of {added} bytes, {message.bytes_given} given, {taken} have arrived")
+        # A message has a byte at least, and none would be longer on a link of one party's own.
+        if max(sums.values()) > taken * len(self._placement.parties_of(source)):
+            raise ValueError(
+                f"more messages, or more bytes of its parties, than can be of {taken} bytes that have arrived"
+            )
 
     def check(self) -> None:
         """Every byte that was given to the transport is in the ledger, and no other."""

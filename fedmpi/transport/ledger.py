@@ -64,15 +64,17 @@ class Ledger:
         return len(set(self._rows) | set(later._rows))
 
     def merge(self, table: NDArray[np.int64]) -> None:
+        """Add another rank's rows, or one's own of before an interruption; DataError adds none of them."""
         if table.shape[1:] != (len(KEYS) + len(COUNTS),):
             raise DataError(
                 f"a ledger of shape {table.shape}, expected rows of {len(KEYS) + len(COUNTS)}: of another version"
             )
+        known = {"purpose": range(len(PURPOSES)), "phase": range(len(PHASES)), "direction": range(len(DIRECTIONS))}
+        for name, codes in (known | {"message": MESSAGES}).items():
+            for code in np.unique(table[:, KEYS.index(name)]).tolist():
+                if code not in codes:
+                    raise DataError(f"a ledger's row of {name} {code}: there is no such")
         for row in table.tolist():
-            _, purpose, phase, kind, way, *_ = row
-            known = purpose in range(len(PURPOSES)) and phase in range(len(PHASES)) and way in range(len(DIRECTIONS))
-            if not (known and kind in MESSAGES):
-                raise DataError(f"a ledger's row of purpose {purpose}, phase {phase}, message {kind}: there is no such")
             self._add(tuple(row[: len(KEYS)]), *row[len(KEYS) :])
 
     def total(self, column: str, **where: int | str) -> int:
