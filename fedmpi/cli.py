@@ -5,7 +5,6 @@ import ast
 import contextlib
 import dataclasses
 import difflib
-import importlib.resources
 import inspect
 import io
 import itertools
@@ -19,15 +18,15 @@ import yaml
 from fedmpi.config import LAYERS, Config, check, for_method, from_dict, own_settings, settings_of, whose
 from fedmpi.errors import ConfigError
 
+PRESETS = Path(__file__).parent / "presets"
+
 
 def presets() -> dict[str, str]:
     """Every preset and the comment that opens it."""
-    folder = importlib.resources.files("fedmpi") / "presets"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
     found = {}
-    for name in names:
-        first = (folder / name).read_text().splitlines()[0]
-        found[name.removesuffix(".yaml")] = first.removeprefix("#").strip()
+    for path in sorted(PRESETS.glob("*.yaml"), key=lambda path: path.name):
+        first = path.read_text().splitlines()[0]
+        found[path.stem] = first.removeprefix("#").strip()
     return found
 
 
@@ -92,7 +91,7 @@ def _refuse_changes(saved: Config, config: Config) -> None:
 def _preset(name: str) -> dict:
     if name not in presets():
         raise ConfigError(f"preset = {name}: must be one of {', '.join(presets())}")
-    settings = yaml.safe_load((importlib.resources.files("fedmpi") / "presets" / f"{name}.yaml").read_text()) or {}
+    settings = yaml.safe_load((PRESETS / f"{name}.yaml").read_text()) or {}
     return settings | {"run": settings.get("run", {}) | {"preset": name}}
 
 

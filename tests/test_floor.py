@@ -3,10 +3,12 @@
 Rank 0 lies here as it could over the wire: a Setup of its own making reaches the real client through the in-memory transport."""
 
 import dataclasses
+import gc
 import json
 import math
 import os
 import sys
+import time
 import typing
 from pathlib import Path
 
@@ -483,6 +485,22 @@ def test_a_rank_knows_how_far_it_was(toy):
     assert checkpoint.restore_parties(own, method, (4, 5), 3) == Counters(3, 3), "of several ranks, the furthest"
     np.savez(checkpoint.folder(own, 3) / "parties-00002-00004.npz", parties=np.array(PARTIES))
     assert checkpoint.restore_parties(own, method, PARTIES, 3) == Counters(3, 3), "a checkpoint of before does not say"
+
+
+def test_ranks_that_are_threads_read_their_checkpoints_at_once(toy):
+    """numpy reads a header by a parser of Python's that is not safe in several threads; what switches between them is the collector."""
+    own = toy()
+    method = build.algorithm(own)
+    checkpoint.save_parties(own, method, PARTIES, 3, Counters())
+    gives_way = lambda phase, info: time.sleep(0)  # noqa: E731
+    before = gc.get_threshold()
+    gc.callbacks.append(gives_way)
+    gc.set_threshold(20)
+    try:
+        run_ranks(4, lambda endpoint: [checkpoint.restore_parties(own, method, PARTIES, 3) for _ in range(40)])
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(gives_way)
 
 
 def test_ranks_that_share_a_folder_and_change_places_go_on(toy):

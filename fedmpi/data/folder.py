@@ -32,7 +32,7 @@ FORMAT = 1
 
 # numpy reads a header with ast.literal_eval, and Python 3.11's is not safe in several threads at once: it fails with
 # "AST constructor recursion depth mismatch". Ranks that are threads of one process open their files at the same time.
-_PARSING = threading.Lock()
+PARSING = threading.Lock()
 
 
 def canonical_json(value: Any) -> bytes:
@@ -84,7 +84,7 @@ def checksum(rows: np.ndarray) -> int:
 
 def map_array(file: Path, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
     try:
-        with _PARSING:
+        with PARSING:
             array = np.lib.format.open_memmap(file, mode="r")
     except Exception as error:
         # numpy's header parser lets the exceptions of tokenizer, literal parser and mmap through

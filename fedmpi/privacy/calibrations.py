@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,8 @@ def calibrated(folder: Path, epsilon: float, delta: float, q: float, rounds: int
     """What `calibrate` says, from `folder` where it is known."""
     if kind != "pld" or q == 1.0 or math.isinf(epsilon):
         return calibrate(epsilon, delta, q, rounds, kind)
+    from importlib.metadata import version  # 10 ms, and every rank imports this file
+
     inputs = {"epsilon": epsilon, "delta": delta, "q": q, "rounds": rounds, "accountant": kind}
     inputs |= {"fedmpi": __version__, "dp-accounting": version("dp-accounting")}
     path = folder / f"{_digest(inputs)[:32]}.json"

@@ -23,6 +23,7 @@ import numpy as np
 
 from fedmpi.algorithm import Algorithm
 from fedmpi.config import Config
+from fedmpi.data.folder import PARSING
 from fedmpi.errors import ConfigError, DataError
 from fedmpi.files import write_arrays, write_json, write_text
 from fedmpi.privacy import releases
@@ -132,7 +133,7 @@ def _before(config: Config, parties: tuple[int, ...], round: int) -> int | None:
     said = []
     for path in _files(config, round, parties):
         try:
-            with np.load(path, allow_pickle=False) as content:
+            with PARSING, np.load(path, allow_pickle=False) as content:
                 said.append(int(content[COUNTERS][2]))
         except (
             Exception
@@ -224,7 +225,7 @@ def _listed(path: Path) -> list[Path]:
 
 def _load(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as content:
+        with PARSING, np.load(path, allow_pickle=False) as content:
             return dict(content)
     except (OSError, ValueError, EOFError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
