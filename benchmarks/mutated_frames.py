@@ -95,7 +95,7 @@ def clone(thing):
     """A copy of a session or of a machine, with those inside it: whatever happens to it does not happen to the other."""
     twin = copy.copy(thing)
     for name, value in vars(thing).items():
-        if name in ("_inner", "_machine", "_plain", "_proposals"):
+        if name in ("_inner", "_machine", "_plain", "_proposals", "_unmasking") and value is not None:
             setattr(twin, name, clone(value))
         elif isinstance(value, (dict, set, list, np.ndarray)):
             setattr(twin, name, copy.copy(value))

@@ -170,6 +170,25 @@ def test_a_server_cannot_ask_for_the_mask_of_a_survivor(active):
         round.run()
 
 
+def wrong_share_of(owner, holder):
+    def tamper(message):
+        if isinstance(message, m.Unmask) and message.party == holder:
+            answers = (dataclasses.replace(a, share=bytes(m.SHARE)) if a.owner == owner else a for a in message.answers)
+            return [dataclasses.replace(message, answers=tuple(answers))]
+
+    return tamper
+
+
+def test_a_wrong_share_of_another_is_a_dispute_and_of_itself_a_lie():
+    of_another = Round(9, threshold=5).run(tamper=wrong_share_of(0, 6))
+    assert of_another.server.disputes == {(6, 0)} and [f.certain for f in of_another.server.faults] == [False]
+    of_itself = Round(9, threshold=5).run(tamper=wrong_share_of(6, 6))
+    assert not of_itself.server.disputes
+    assert [(f.party, f.certain) for f in of_itself.server.faults] == [(6, True)]
+    for round in (of_another, of_itself):
+        round.check_sum(round.cohort)
+
+
 # ---- who leaves ----
 
 disputes = st.sets(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1]), max_size=25)

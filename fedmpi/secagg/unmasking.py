@@ -97,8 +97,9 @@ class Unmasking:
         shares = {holder: (places[holder], decode_share(opened[holder][owner].share)) for holder in holders}
         secret, liars = opening.open(owner, shares, lambda secret: self._committed(owner, secret))
         what = f"sent a wrong share of party {owner}"
-        self.faults += [Fault(holder, Phase.UNMASK, what, certain=False) for holder in liars]
-        self.disputes |= {(holder, owner) for holder in liars}
+        # A dealer may have dealt it wrong to another, but not to itself.
+        self.faults += [Fault(holder, Phase.UNMASK, what, certain=holder == owner) for holder in liars]
+        self.disputes |= {(holder, owner) for holder in liars if holder != owner}
         return secret
 
     def _committed(self, owner: int, secret: bytes) -> bool:
