@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from secagg_driver import Round, identities
 
+from fedmpi.aggregation.protocol import ProtocolRules
+from fedmpi.cli import resolve
 from fedmpi.crypto import shamir
 from fedmpi.crypto.keys import Agreement, Channel
 from fedmpi.errors import ConfigError, CryptoError, DataError, Fault, ProtocolError
@@ -754,3 +756,24 @@ def test_fresh_keys_every_round():
     first, second = (Round(4, round=r) for r in (1, 2))
     keys = [m_.mask_key for r in (first, second) for m_ in (p.start() for p in r.parties.values())]
     assert len(set(keys)) == 8
+
+
+# ---- what a lying server is left with ----
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        ("--pki x --parties 20", (14, 20)),
+        ("--pki x --parties 20 --colluding 3", (11, 20)),
+        ("--pki x --parties 20 --threshold 11", (11, 20)),
+        ("--parties 20", (0, 0)),
+        ("--pki x --parties 20 --aggregation hybrid --clear-parties 1", (0, 0)),
+        ("--pki x --parties 20 --sampling 0.5 --min-cohort 3", (2, 3)),
+        ("--pki x --parties 20 --sampling 0.5 --min-cohort 4", (4, 6)),
+    ],
+)
+def test_the_sum_with_the_least_noise_is_known_before_a_run(flags, expected):
+    config = resolve([*"--graph complete --aggregation secure".split(), *flags.split()])
+    noises, cohort = ProtocolRules(config).least_noise()
+    assert (noises, cohort) == expected
