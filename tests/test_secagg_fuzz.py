@@ -8,39 +8,14 @@ import numpy as np
 import pytest
 from secagg_driver import Round, identities
 
+from benchmarks.mutated_frames import mutate
 from fedmpi.errors import ProtocolError, WireError
 from fedmpi.secagg import messages as m
-from fedmpi.wire.frame import FRAMING
 from fedmpi.wire.messages import decode, encode
 
 pytestmark = pytest.mark.slow
 
 PER_STEP = 7_000  # times 7 kinds of message passive, 9 active: 112,000
-
-
-def mutate(rng, frame):
-    """One to three changes: a flipped bit, a byte, a cut, a repeat, a swap of two stretches."""
-    data = bytearray(frame)
-    for _ in range(rng.choice((1, 1, 1, 2, 3))):
-        kind, at = rng.randrange(5), rng.randrange(len(data))
-        if kind == 0:
-            data[at] ^= 1 << rng.randrange(8)
-        elif kind == 1:
-            data[at] = rng.randrange(256)
-        elif kind == 2 and len(data) > FRAMING:
-            del data[max(FRAMING, at) :]
-        elif kind == 3:
-            data[at:at] = data[at : at + rng.randrange(1, 40)]
-        else:
-            other = rng.randrange(len(data))
-            size = min(rng.randrange(1, 33), len(data) - max(at, other))
-            data[at : at + size], data[other : other + size] = data[other : other + size], data[at : at + size]
-        if not data:
-            data = bytearray(1)
-    # Half the time the length is put right, or nearly every mutation would stop at the header.
-    if rng.random() < 0.5 and len(data) >= FRAMING:
-        data[13:20] = (len(data) - FRAMING).to_bytes(7, "little")
-    return bytes(data)
 
 
 def state(machine):
