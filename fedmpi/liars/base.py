@@ -156,6 +156,14 @@ class ServerAttack(Attack):
             self.heard[-1].append((source, message))
         return message
 
+    def verdict(self) -> Verdict:
+        """It held because somebody refused, or because there was nothing to be had; not because the liar fell over its own feet."""
+        verdict = super().verdict()
+        refused = any(report.refused for act in self.reports for report in act.values())
+        if self.ended and not (refused or verdict.broken or verdict.known):
+            self.untried = f"the liar's own run failed ({self.ended})"
+        return verdict
+
     def heard_of(self, *kinds: type[Message], act: int = -1) -> list[Any]:
         return [message for _, message in self.heard[act] if isinstance(message, kinds)]
 

@@ -188,13 +188,10 @@ class Stage:
         if self._endpoint is not None and self._endpoint.rank:
             return row
         self.stuck |= bool(attack.silent)
-        if attack.untried:
-            return (
-                row
-                | {"tried": False, "answers": [], "got": f"not tried: {attack.untried}", "broken": False}
-                | {"verdict": "not tried"}
-            )
-        verdict = attack.verdict()
+        verdict = None if attack.untried else attack.verdict()
+        if verdict is None or attack.untried:
+            got, word = f"not tried: {attack.untried}", "not tried"
+            return row | {"tried": False, "answers": [], "got": got, "broken": False, "verdict": word}
         return row | {
             "tried": True,
             "answers": attack.answers(),
@@ -250,15 +247,15 @@ def _another(endpoint: Endpoint) -> Endpoint:
 
 def tell(rows: list[Row], table: bool) -> int:
     """Print what came of it; returns the exit code."""
+    if not rows:
+        raise ConfigError("this attack is on ranks with identities (--adversary active)")
     console = Console(width=WIDTH, highlight=False, no_color=True, soft_wrap=False)
     if table:
         console.print(as_table(rows))
     else:
         print("\n".join(line for row in rows for line in as_lines(row, first=row is rows[0])))
     if not any(row["tried"] for row in rows):
-        raise ConfigError(
-            rows[0]["got"] if rows else "this attack is played with identities alone (--adversary active)"
-        )
+        raise ConfigError(rows[0]["got"])
     broken = [f"{row['attack']} ({row['adversary']})" for row in rows if row["broken"]]
     print(f"BROKEN: {', '.join(broken)}" if broken else "everything held as promised")
     return BROKEN if broken else 0

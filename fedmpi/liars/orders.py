@@ -52,7 +52,7 @@ class Downgrade(OrdersAttack):
         super().play(endpoint, start, terminal, act)
 
     def judge(self) -> Verdict:
-        clear = self.heard_of(PlainInput)
+        clear = sorted(self.heard_of(PlainInput), key=lambda message: (message.round, message.party))
         if not clear:
             return super().judge()
         total = unpack(clear[0].values, self.encoding.dimension, self.encoding.bits)
@@ -93,7 +93,12 @@ class Paths(ServerAttack):
     def lead(self, endpoint: Endpoint, config: Config, act: int) -> None:
         if act == 0:
             self.folder = Path(tempfile.mkdtemp(prefix="fedmpi-canary-"))
-            for name in ("config.yaml", "checkpoint/1/parties-00000-00001.npz", "checkpoint/7/thesis.tex"):
+            for name in (
+                "0/config.yaml",
+                "0/checkpoint/1/parties-00000-00001.npz",
+                "0/checkpoint/7/thesis.tex",
+                "1/config.yaml",
+            ):
                 (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (self.folder / name).write_text("precious")
             self.before = tree(self.folder)
@@ -107,11 +112,12 @@ class Paths(ServerAttack):
     def says(self, endpoint: Forged, rank: int, message: Message) -> Iterable[Message]:
         if isinstance(message, Setup):
             fields = json.loads(message.config)
-            named = {"run": ("out", "resume"), "data": ("data_dir", "cache_dir"), "aggregation": ("pki",)}
+            named = {"run": ("out",), "data": ("data_dir", "cache_dir"), "aggregation": ("pki",)}
             for layer, names in named.items():
-                fields["config"][layer] |= dict.fromkeys(names, str(self.folder))
+                fields["config"][layer] |= dict.fromkeys(names, str(self.folder / str(self.act)))
             if self.act == 0:
                 fields["resume_round"] = 1
+                fields["config"]["run"]["resume"] = fields["config"]["run"]["out"]
             message = dataclasses.replace(message, config=json.dumps(fields, sort_keys=True))
         return [message]
 
@@ -120,6 +126,9 @@ class Paths(ServerAttack):
             names = {*self.before, *self.after}
             touched = sorted(name for name in names if self.before.get(name, "") != self.after.get(name, ""))
             return Verdict(f"{len(touched)} files there were made, changed or deleted, as {touched[0]}", broken=True)
+        looked = [rank for act in self.reports for rank, report in act.items() if str(self.folder) in report.refused]
+        if looked:
+            return Verdict(f"rank {', '.join(map(str, sorted(set(looked))))} looked for its files there", broken=True)
         taken = "the other ranks kept to their own folders" if self.heard_of(Ready) else "no rank got ready for it"
         return Verdict(f"nothing: no file there was touched; {taken}")
 

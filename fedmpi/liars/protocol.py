@@ -48,7 +48,7 @@ from fedmpi.secagg.transcript import Transcript, digest_of_keys
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.bits import unpack
 from fedmpi.wire.message import Message
-from fedmpi.wire.messages import Nonces, Setup, Train
+from fedmpi.wire.messages import Nonces, Setup, Train, TrainReport
 
 ROUND = 1  # the one that is attacked
 UNSEEN = "not compared, because parties are other processes here"
@@ -127,7 +127,8 @@ class Puppeteer(Server):
             arrived = endpoint.poll(self.mailbox.patience)
             if arrived is None or (arrived[0] == rank and report_in(arrived[1]) is not None):
                 raise TransportError("the victim is gone")
-            if arrived[1].party == self.victim and arrived[1].round == round:
+            asked = arrived[1].party == self.victim and rules.covers(arrived[1])
+            if asked and not isinstance(arrived[1], TrainReport):
                 said.extend(session.receive(arrived[1]))
         if not session.failed:
             self.found = session.result().total

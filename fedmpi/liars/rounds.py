@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fedmpi.config import Config
 from fedmpi.liars.base import ServerAttack, Verdict, only_secure, parties_in_words, threshold_of
@@ -54,6 +54,7 @@ class Replay(ServerAttack):
     name = "replay"
     tries = "plays a recorded session, word for word, to the same parties started again: wants the same rounds under other noise"
     acts = 2
+    words: Sequence[tuple[int, Message]] = ()
     # Sent before anything of a party's data is in it, or in place of it.
     HARMLESS = (Ready, AdvertiseKeys, ShareKeys, Withdrawal, Tally)
 
