@@ -19,7 +19,7 @@ RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["privacy"] or any(word in QUESTIONS for word in argv):
+    if argv[:1] == ["privacy"] or any(word in QUESTIONS for word in argv) or _alone(argv):
         # Needs no MPI, and starting that takes seconds: every rank knows from its own command line that it is not wanted.
         rank = next((os.environ[name] for name in RANK if name in os.environ), "0")
         return answer(argv) if rank == "0" else 0
@@ -35,6 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     endpoint = MpiEndpoint()
     faulthandler.cancel_dump_traceback_later()
     try:
+        if argv[:1] == ["attack"]:
+            return _attack(argv[1:], endpoint)
         if endpoint.rank != 0:
             return host(endpoint, argv)
         return serve(endpoint, argv, library())
@@ -108,6 +110,8 @@ def answer(argv: list[str]) -> int:
     try:
         if argv[0] == "privacy":
             code = _recount(argv[1:])
+        elif argv[0] == "attack":
+            code = _attack_alone(argv[1:])
         elif "--version" in argv:
             print(f"fedmpi {__version__}")
         else:
@@ -126,6 +130,28 @@ def _recount(argv: list[str]) -> int:
     except FedmpiError as error:
         return _fail(str(error))
     except SystemExit as stop:  # of --help, or of a wrong option
+        return _code(stop)
+
+
+def _alone(argv: list[str]) -> bool:
+    """Whether it is attacks that one process plays by itself: all of them, or one without a launcher."""
+    launched = any(name in os.environ for name in RANK[:-1])
+    return argv[:1] == ["attack"] and (not launched or argv[1:2] in ([], ["all"]))
+
+
+def _attack(argv: list[str], endpoint=None) -> int:
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as for a run, whose ranks may be threads here
+    from fedmpi.liars.command import main as attack
+
+    return attack(argv, endpoint)
+
+
+def _attack_alone(argv: list[str]) -> int:
+    try:
+        return _attack(argv)
+    except FedmpiError as error:
+        return _fail(str(error))
+    except SystemExit as stop:
         return _code(stop)
 
 

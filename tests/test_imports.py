@@ -27,6 +27,19 @@ ALLOWED = {
     "recsys": {"privacy", "data", "config", "algorithm", "attacks"},  # attacks: a party tries them on itself
     "attacks": set(),
     "report": {"privacy", "config", "transport", "wire"},  # transport, wire: the ledger and the names of its phases
+    "liars": {
+        "aggregation",
+        "algorithm",
+        "cli",
+        "config",
+        "crypto",
+        "privacy",
+        "report",
+        "runtime",
+        "secagg",
+        "transport",
+        "wire",
+    },
     "model": {"report", "runtime"},  # what reads images or ratings is imported when a model asks for it, so never torch
 }
 THIRD_PARTY = {
@@ -60,6 +73,17 @@ def test_a_package_knows_only_what_it_may(package):
         if name.startswith("fedmpi.") and name.split(".")[1] not in ALLOWED[package] | COMMON | {package}
     }
     assert not strangers
+
+
+def test_nothing_but_the_command_line_knows_the_liars():
+    """What they play against is the product as it is without them."""
+    strangers = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        for name in imports(path)
+        if name.startswith("fedmpi.liars") and path.relative_to(ROOT).parts[0] != "liars"
+    }
+    assert strangers == {"main.py"}
 
 
 @pytest.mark.parametrize("library", sorted(THIRD_PARTY))
