@@ -415,6 +415,6 @@ def _coerce(value, hint, where: str):
     if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
             return float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     raise ConfigError(f"{where} = {value!r}: must be of type {getattr(hint, '__name__', hint)}")

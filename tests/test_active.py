@@ -6,8 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from fedmpi.errors import ProtocolError
+from fedmpi.aggregation.protocol import agreed
+from fedmpi.errors import ConfigError, FedmpiError, ProtocolError
+from fedmpi.runtime import schedule
+from fedmpi.runtime.build import Orders
 from fedmpi.runtime.client import run_client
+from fedmpi.runtime.floor import agree
 from fedmpi.secagg import messages as secagg
 from fedmpi.secagg import pki
 from fedmpi.transport.endpoint import Endpoint
@@ -173,7 +177,7 @@ def test_a_recorded_session_cannot_be_played_to_parties_again(active, run_in_mem
         patch.setattr(Endpoint, "send", record)
         run_in_memory(config, 3)
     assert {Setup, Nonces, Train, secagg.KeyList, secagg.UnmaskRequest} <= {type(message) for message in sent}
-    hub = Hub(2)
+    hub = Hub(3)
     for message in sent:
         hub.endpoints[0].send(1, message)
     with pytest.raises(ProtocolError, match="nonces that lack this rank's"):
@@ -228,3 +232,75 @@ def test_a_survivor_with_whom_a_party_did_not_mask_is_refused(active, run_in_mem
     with pytest.raises(ProtocolError, match="include a party that it did not mask with"):
         run_in_memory(active(), 4)
     assert "Unmask" not in kinds(seen)
+
+
+# ---- what a review found ----
+
+
+def test_a_party_is_played_by_one_rank(active, run_in_memory, lie):
+    """Two ranks of a host can both read a party's key: told that they both host it, it would be in two sums of a round, and their
+    difference another's input."""
+
+    def change(rank, message):
+        return [dataclasses.replace(message, parties=(0, 1)) if isinstance(message, Setup) and rank == 2 else message]
+
+    seen = lie(change)
+    with pytest.raises(ConfigError, match="parties = 0, 1: so says rank 0, and this rank's place is with 2 to 3"):
+        run_in_memory(active(), 4)
+    assert kinds(seen) <= {"Ready"}
+
+
+@pytest.mark.parametrize("kind", [Train, Evaluate])
+def test_a_run_has_no_round_after_its_last(kind, active, run_in_memory, lie):
+    """Each would be one more sum, and no epsilon counts it."""
+
+    def change(rank, message):
+        late = isinstance(message, kind) and message.round == 3
+        return [message, dataclasses.replace(message, round=4)] if late else [message]
+
+    lie(change)
+    with pytest.raises(ProtocolError, match="rank 0 asked for round 4, the run has 3"):
+        run_in_memory(active("--metrics securesum"), 4)
+
+
+def test_a_test_is_asked_for_when_it_is_due(active, run_in_memory, lie):
+    def change(rank, message):
+        first = isinstance(message, Train) and message.round == 2
+        return [Evaluate(1, -1, message.parties, 6, 6, message.theta), message] if first else [message]
+
+    lie(change)
+    with pytest.raises(ProtocolError, match="a test of round 1, which has none"):
+        run_in_memory(active("--metrics securesum --eval-every 2"), 4)
+
+
+@pytest.mark.parametrize("hidden, fits", [(4, True), (3, False), (5, False), (6, False), (0, False)])
+def test_in_a_hybrid_everybody_knows_how_many_are_hidden(hidden, fits, active):
+    """The threshold follows from it: of three it would be two."""
+    config = active("--aggregation hybrid --clear-parties 0,1")
+    if fits:
+        schedule.check_cohort(config, 6, hidden)
+    else:
+        with pytest.raises(ProtocolError, match=f"announced a cohort of 6 with {hidden} hidden"):
+            schedule.check_cohort(config, 6, hidden)
+    schedule.check_cohort(config, 6, 3, chooses=True)  # where data decide, nobody can know
+
+
+def test_numbers_that_are_none_are_refused_in_one_line(active):
+    own = active()
+    honest = json.loads(Orders(own, 5.0, "0" * 32).to_text())
+    for change in ({"multiplier": 7}, {"multiplier": 10**400}, {"config": {"privacy": {"epsilon": 10**400}}}):
+        text = dict(honest)
+        if "config" in change:
+            text["config"] = honest["config"] | {"privacy": honest["config"]["privacy"] | change["config"]["privacy"]}
+        else:
+            text |= change
+        with pytest.raises(FedmpiError) as caught:
+            agree(own, Setup(config=json.dumps(text), parties=tuple(range(6))), 1, 2)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_whole_number_for_a_fraction_is_the_same_setting_on_every_rank(active):
+    config = active()
+    clip = dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, clip=1))
+    other = dataclasses.replace(config, privacy=dataclasses.replace(config.privacy, clip=1.0))
+    assert agreed(clip, 2.0) == agreed(other, 2.0) != agreed(config, 2.0) != agreed(config, 3.0)

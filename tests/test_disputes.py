@@ -170,6 +170,73 @@ def test_a_server_cannot_ask_for_the_mask_of_a_survivor(active):
         round.run()
 
 
+@pytest.mark.parametrize("n, liars", [(4, (3,)), (5, (3,)), (9, (3, 6, 9)), (12, (0, 3, 6, 9))])
+def test_as_many_may_open_wrong_shares_as_there_are_to_spare(n, liars):
+    """Twice as many as Reed-Solomon decoding finds: the commitment tells when the secret is right."""
+
+    def tamper(message):
+        if isinstance(message, m.Unmask) and message.party in liars:
+            wrong = [dataclasses.replace(a, share=bytes(32) + bytes([message.party + 1])) for a in message.answers]
+            return [dataclasses.replace(message, answers=tuple(wrong))]
+
+    round = Round(n).run(tamper=tamper)
+    assert n - len(liars) == round.rules.threshold
+    round.check_sum(round.cohort)
+    assert {holder for holder, _ in round.server.disputes} <= set(liars) and leaving(round) == set(liars)
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_a_dealer_of_random_shares_is_the_one_in_dispute(active):
+    """Its bundles open; what is in them fits nothing. That costs the round, and is held against nobody else."""
+    round = Round(7, identities=ids(7, active))
+    deal = states.create_shares
+
+    def random_shares(secrets, threshold, xs, random_bytes):
+        return [[int.from_bytes(random_bytes(32), "big") for _ in xs] for _ in secrets]
+
+    whole = round.parties[6]._move
+
+    def lie(message):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(states, "create_shares", random_shares)
+            return whole(message)
+
+    round.parties[6]._move = lie
+    round.run()
+    assert round.server.failed and deal is states.create_shares
+    assert round.server.disputes == {(p, 6) for p in round.cohort if p != 6} and leaving(round) == {6}
+
+
+def test_who_withdraws_without_need_lies():
+    round = Round(6)
+    whole = round.parties[0]._move
+
+    def withdraw(message):
+        state, answer = whole(message)
+        return (state, m.Withdrawal(3, 0, (15,))) if isinstance(answer, m.MaskedInput) else (state, answer)
+
+    round.parties[0]._move = withdraw
+    round.run()
+    assert [str(f) for f in round.server.faults] == [
+        "party 0, MaskedInput: withdrew with 4 bundles that opened, 3 are enough"
+    ]
+    round.check_sum(round.cohort[1:])
+
+
+def test_nobody_keeps_another_out_for_good():
+    """Of two alone, one leaves in odd rounds and the other in even ones."""
+    for number in range(1, 7):
+        round = Round(6, round=number).run(tamper=spoiled({(0, 3)}))
+        assert leaving(round) == ({0} if number % 2 else {3})
+        round.check_sum([p for p in round.cohort if p not in leaving(round)])
+
+
+def test_parties_of_one_rank_are_one_voice():
+    pairs = {(0, 4), (1, 4)}
+    assert who_leaves(pairs, lambda p: p // 2, 2) == [(0, {4}), (1, {4})] and who_leaves(pairs, round=2)[0][0] == 4
+    assert [p for p, _ in who_leaves(pairs | {(2, 4)}, lambda p: p // 2, 2)] == [4]
+
+
 def wrong_share_of(owner, holder):
     def tamper(message):
         if isinstance(message, m.Unmask) and message.party == holder:

@@ -531,12 +531,14 @@ def test_opening_the_wrong_secret_is_refused():
 
 def test_a_dealer_that_committed_to_another_secret_is_named():
     round = Round(7).run(tamper=lie_once(m.ShareKeys, LIAR, lambda x: replace(x, commitment=bytes(32))))
-    assert round.server.failed and f"party {LIAR} shared another secret than it committed to" in round.server.reason
+    assert round.server.failed and f"the shares of party {LIAR} do not fit its commitment" in round.server.reason
+    assert [(fault.party, fault.certain) for fault in round.server.faults] == [(LIAR, False)]
+    assert round.server.disputes == {(p, LIAR) for p in round.cohort if p != LIAR}
 
 
 def test_more_wrong_shares_than_can_be_told_apart_fail_the_round_and_accuse_nobody():
     def tamper(message):
-        if isinstance(message, m.Unmask) and message.party in (3, 6, 9):
+        if isinstance(message, m.Unmask) and message.party in (3, 6, 9, 12, 15):
             wrong = [dataclasses.replace(a, share=bytes(32) + bytes([message.party])) for a in message.answers]
             return [replace(message, answers=tuple(wrong))]
 
@@ -546,7 +548,7 @@ def test_more_wrong_shares_than_can_be_told_apart_fail_the_round_and_accuse_nobo
 
 def test_shares_of_a_number_that_is_no_secret_open_nothing():
     constant = {holder: (holder + 1, 2**256) for holder in range(3)}  # shares of a constant polynomial
-    with pytest.raises(CryptoError, match="another secret than it committed to"):
+    with pytest.raises(CryptoError, match="do not fit its commitment"):
         opening.Opening(2).open(0, constant, lambda secret: True)
 
 

@@ -27,7 +27,7 @@ SETTINGS = {
     "session": hashlib.sha256(b"a session").hexdigest(),
     "agreed": hashlib.sha256(b"the settings").hexdigest(),
     "about": hashlib.sha256(b"a model").hexdigest(),
-    "round": 6,
+    "round": 7,
     "purpose": 0,
     "cohort": 6,
     "threshold": 4,

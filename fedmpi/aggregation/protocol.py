@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmpi.config import OWN, Config
+from fedmpi.config import OWN, Config, from_dict
 from fedmpi.errors import ConfigError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.secagg import graph
@@ -33,10 +33,12 @@ def digest(theta: np.ndarray) -> bytes:
 
 
 def agreed(config: Config, multiplier: float) -> bytes:
-    """Digest of the settings that all ranks must have alike, and of sigma."""
+    """Digest of the settings that all ranks must have alike, and of sigma. As they are once they have travelled: a number that was
+    written as 1 and is a fraction by its type is 1.0 on every rank."""
+    travelled = from_dict(json.loads(json.dumps(config.as_dict())), config, "settings")
     settings = {
         layer: {name: value for name, value in values.items() if name not in OWN.get(layer, ())}
-        for layer, values in config.as_dict().items()
+        for layer, values in travelled.as_dict().items()
     }
     return hashlib.sha256(json.dumps([settings, multiplier.hex()], sort_keys=True).encode()).digest()
 

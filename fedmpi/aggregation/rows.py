@@ -103,6 +103,8 @@ class RowServer(PlainServer):
             raise wrong(f"sent {type(message).__name__}, expected PlainRows")
         if (message.round, message.purpose) != (self._round, Purpose.TRAINING):
             raise wrong(f"sent an update of round {message.round} in round {self._round}")
+        if not message.parties:
+            raise wrong("sent rows of nobody")
         if len(set(message.parties)) != len(message.parties) or not self._missing.issuperset(message.parties):
             raise wrong(
                 "sent a message with a second update, or with one of a party that is not in this round's cohort"

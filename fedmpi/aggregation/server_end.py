@@ -15,6 +15,7 @@ from fedmpi.crypto.prg import KeyStream
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.privacy.mechanism import Mechanism
 from fedmpi.secagg import graph
+from fedmpi.secagg.disputes import Group, alone
 from fedmpi.secagg.rules import Meter, no_meter
 from fedmpi.secagg.server import SecAggServer
 from fedmpi.wire.phases import Purpose
@@ -33,12 +34,13 @@ class ServerEnd:
         mechanism: Mechanism,
         identities: dict[int, bytes] | None = None,
         meter: Meter = no_meter,
+        group: Group = alone,
     ):
-        """`dimension` of the shared vector."""
+        """`dimension` of the shared vector; `group`: the rank of a party."""
         self.rules = rules
         self._config, self._dimension, self._mechanism = config, dimension, mechanism
         self._plan = dropout.parse(config.aggregation.dropout, config.run.seed, config.run.parties)
-        self._identities, self._meter = identities, meter
+        self._identities, self._meter, self._group = identities, meter, group
 
     def training(self, session: Session, cohort: tuple[int, ...], clear: Collection[int]) -> ServerSession:
         if self._config.aggregation.support == "union":
@@ -70,7 +72,9 @@ class ServerEnd:
             drawn = graph.regular(hidden, rules.degree, rules.threshold, KeyStream.from_os(b"graph"))
         neighbours = {party: drawn.neighbours(party) for party in hidden}
         threads = len(os.sched_getaffinity(0))
-        machine = SecAggServer(rules, neighbours, identities=self._identities, threads=threads, meter=self._meter)
+        machine = SecAggServer(
+            rules, neighbours, identities=self._identities, group=self._group, threads=threads, meter=self._meter
+        )
         secure = SecureServer(machine, encoding)
         if not in_clear:
             return secure

@@ -75,9 +75,10 @@ class Account:
         """Count one more event, in the order of the log."""
         if isinstance(event, Started):
             self.settle()
-            # What a resumed run repeats under fresh noise is one more release; a rank 0 that lies may have had all of it before.
+            # What a resumed run repeats under fresh noise is one more release, and with a rank 0 that lies that may be all of it:
+            # nobody but rank 0 says after which round it goes on, or has a checkpoint made.
             repeats = self.terms.entropy == "os" or not self._startable
-            self._startable += self.terms.rounds - event.after if repeats else 0
+            self._startable += self.terms.rounds if repeats else 0
             if event.figures:
                 self._show("party")
         elif isinstance(event, Asked):

@@ -19,6 +19,7 @@ from fedmpi.errors import ConfigError
 from fedmpi.privacy.account import Releases
 from fedmpi.privacy.mechanism import Mechanism, Wanted, check_epsilon, choose_mechanism
 from fedmpi.privacy.releases import ReleaseLog, Started, Terms
+from fedmpi.secagg.disputes import Group
 from fedmpi.secagg.pki import read_public
 from fedmpi.secagg.rules import Meter
 from fedmpi.transport.ledger import MOST_DETAIL
@@ -174,9 +175,9 @@ def protocol_rules(orders: Orders) -> ProtocolRules:
     return ProtocolRules(orders.config, orders.session_bytes, orders.multiplier)
 
 
-def server_end(orders: Orders, method: Algorithm, mechanism: Mechanism, meter: Meter) -> ServerEnd:
+def server_end(orders: Orders, method: Algorithm, mechanism: Mechanism, meter: Meter, group: Group) -> ServerEnd:
     identities = public_identities(orders.config)
-    return ServerEnd(orders.config, protocol_rules(orders), method.dimension, mechanism, identities, meter)
+    return ServerEnd(orders.config, protocol_rules(orders), method.dimension, mechanism, identities, meter, group)
 
 
 def terms(config: Config, mechanism: Mechanism, method: type[Algorithm]) -> Terms:

@@ -52,7 +52,7 @@ def run_client(endpoint: Endpoint, own: Config) -> int:
         raise ProtocolError(f"rank 0 sent {type(first).__name__}, expected Setup", phase=Phase.SETUP)
     watch = Stopwatch()
     with watch("setup"):
-        orders = floor.agree(own, first)
+        orders = floor.agree(own, first, endpoint.rank, endpoint.size)
         endpoint.ledger.detailed = build.detailed_ledger(orders.config)
         identities = read_identities(orders.config, first.parties)
         algorithm = build.algorithm(orders.config)
@@ -154,7 +154,7 @@ class Client:
     # ---- a round ----
 
     def train(self, model: Train) -> None:
-        schedule.check_cohort(self.config, model.cohort, model.hidden)
+        schedule.check_cohort(self.config, model.cohort, model.hidden, self.algorithm.chooses_clear)
         self.check_asked(model, model.theta)
         if model.round <= self.trained:
             raise ProtocolError(f"rank 0 asked for round {model.round} after round {self.trained}", phase=Phase.MODEL)
@@ -184,7 +184,7 @@ class Client:
 
     def fill(self, asked: Fill) -> None:
         """Take part with noise alone. A Train of the same round comes before it."""
-        schedule.check_cohort(self.config, asked.cohort, asked.hidden)
+        schedule.check_cohort(self.config, asked.cohort, asked.hidden, self.algorithm.chooses_clear)
         self.check_asked(asked)
         if asked.round > self.trained:
             self.begin(asked.round)
@@ -199,7 +199,11 @@ class Client:
         self.depart(self.departures.fill(asked))
 
     def check_asked(self, asked: Train | Fill | Evaluate, theta: np.ndarray | None = None) -> None:
-        """It is about parties that are here, and a model of the right size."""
+        """It is about a round of this run, parties that are here, and a model of the right size."""
+        if asked.round > self.config.run.rounds:
+            raise ProtocolError(
+                f"rank 0 asked for round {asked.round}, the run has {self.config.run.rounds}", phase=asked.PHASE
+            )
         if not self.met:
             raise ProtocolError("rank 0 began before it had sent everybody's nonces", phase=asked.PHASE)
         if not set(asked.parties) <= set(self.parties) or len(set(asked.parties)) != len(asked.parties):
@@ -242,6 +246,8 @@ class Client:
             raise ProtocolError(
                 f"rank 0 asked for the test of round {model.round} after that of round {self.tested}", phase=model.PHASE
             )
+        if model.round and not schedule.evaluation_due(self.config, model.round):
+            raise ProtocolError(f"rank 0 asked for a test of round {model.round}, which has none", phase=model.PHASE)
         self.tested = model.round
         if self.config.run.keep_parties and model.round == self.config.run.rounds:
             self.final = model

@@ -29,6 +29,7 @@ class Conduct:
         self.benched_ranks: set[int] = set()
         self._benched: set[int] = set()  # parties, those of benched ranks among them
         self._disputes: set[tuple[int, int]] = set()  # (holder, dealer) of the whole run
+        self.behind: set[int] = set()  # ranks that have not taken what they were sent long ago
         self._session, self._sessions, self._strict = "", 0, False
         self._out_ranks: set[int] = set()
         self._out_parties: set[int] = set()
@@ -46,8 +47,9 @@ class Conduct:
     def benched(self) -> tuple[int, ...]:
         return tuple(sorted(self._benched))
 
-    def is_benched(self, party: int) -> bool:
-        return party in self._benched
+    def is_absent(self, party: int) -> bool:
+        """Not told of a session, and not waited for in it: benched, or of a rank that does not even take its post."""
+        return party in self._benched or self._placement.rank_of(party) in self.behind
 
     def is_out(self, rank: int) -> bool:
         return rank in self._out_ranks or rank in self.benched_ranks
@@ -87,11 +89,12 @@ class Conduct:
 
     def weigh(self, disputes: Collection[tuple[int, int]]) -> list[str]:
         """Of a pair in dispute nobody can tell who lies, and none of them is benched for it, however often. Whoever is in dispute
-        with several, counted over the run, and with more than any of them, has offended in this session."""
+        with parties of several ranks, counted over the run, and with more than any of them, has offended in this session."""
         self._disputes |= set(disputes)
         lines = []
-        for party, others in who_leaves({pair for pair in self._disputes if self._benched.isdisjoint(pair)}):
-            if len(others) > 1 and any(party in pair for pair in disputes):
+        rank_of, left = self._placement.rank_of, {p for p in self._disputes if self._benched.isdisjoint(p)}
+        for party, others in who_leaves(left, rank_of):
+            if len(set(map(rank_of, others))) > 1 and any(party in pair for pair in disputes):
                 lines.append(self.party_offends(party, f"party {party} is in dispute with {len(others)} others"))
         return [line for line in lines if line is not None]
 

@@ -50,6 +50,8 @@ def add_reports(
 
 def _wrong(message: EvalReport, missing: set[int], columns: int, plausible: Plausible) -> str:
     """What cannot be about a report: it would be in everybody's mean."""
+    if not message.parties:
+        return "sent a report of nobody"
     if len(set(message.parties)) < len(message.parties) or not missing.issuperset(message.parties):
         return "reported a party's test twice, or unasked"
     if message.figures.shape != (len(message.parties), columns):

@@ -25,6 +25,7 @@ from fedmpi.privacy.accountant import proven
 from fedmpi.privacy.calibrations import calibrated
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.runtime.build import Orders, calibrations
+from fedmpi.runtime.placement import Placement
 from fedmpi.wire.messages import Setup
 
 # What two hosts may differ by in the last digits of sigma, through their libraries; epsilon differs by no more.
@@ -60,19 +61,22 @@ STRENGTH: dict[str, Callable[[Any], float]] = {
 BY_EFFECT = ("threshold", "clear_parties", "clear_rule")
 
 
-def agree(own: Config, setup: Setup) -> Orders:
-    """What this rank runs with, of its own settings and of what rank 0 sent; ConfigError if they do not go together."""
+def agree(own: Config, setup: Setup, rank: int, size: int) -> Orders:
+    """What this rank, one of so many, runs with, of its own settings and of what rank 0 sent; ConfigError if they do not go
+    together."""
     try:
-        return _agreed(own, setup)
+        return _agreed(own, setup, Placement(own.run.parties, size).parties_of(rank))
+    except OverflowError:
+        raise ConfigError("a number that rank 0 sent is too large to be a setting") from None
     except ConfigError as error:  # in rank 0's words, in part
         line = "".join(letter if letter.isprintable() else "?" for letter in str(error))
         raise ConfigError(line if len(line) <= LONGEST else f"{line[:LONGEST]} ...") from None
 
 
-def _agreed(own: Config, setup: Setup) -> Orders:
+def _agreed(own: Config, setup: Setup, hosted: tuple[int, ...]) -> Orders:
     told, facts = _read(setup.config, own)
     _check_settings(own, told)
-    _check_parties(setup.parties, own)
+    _check_parties(setup.parties, hosted)
     if facts["resume_round"] and not own.run.resume:
         raise ConfigError(
             f"resume_round = {facts['resume_round']}: rank 0 goes on with a run, and this rank was started without --resume"
@@ -113,7 +117,7 @@ def _read(text: str, own: Config) -> tuple[Config, dict[str, Any]]:
 
 def _fit(multiplier: Any, session: Any, resume_round: Any) -> bool:
     return (
-        type(multiplier) in (int, float)
+        type(multiplier) is float
         and 0 <= multiplier < math.inf
         and isinstance(session, str)
         and re.fullmatch("[0-9a-f]{32}", session) is not None
@@ -169,12 +173,13 @@ def _check_threshold(own: Config, told: Config) -> None:
             raise _weaker("threshold", there, f"{here} of {hidden}")
 
 
-def _check_parties(parties: tuple[int, ...], own: Config) -> None:
-    first = parties[0] if parties else -1
-    if not (parties == tuple(range(first, first + len(parties))) and 0 <= first <= parties[-1] < own.run.parties):
+def _check_parties(parties: tuple[int, ...], hosted: tuple[int, ...]) -> None:
+    """Its place among the ranks says whom a rank hosts. A party that two ranks played, each in good faith and with a counter of its
+    own, would be in two sums of one round."""
+    if parties != hosted:
         shown = ", ".join(map(str, parties[:6])) + (" ..." if len(parties) > 6 else "")
         raise ConfigError(
-            f"parties = {shown or 'none'}: rank 0 must give a rank a block of parties from 0 to {own.run.parties - 1}"
+            f"parties = {shown or 'none'}: so says rank 0, and this rank's place is with {hosted[0]} to {hosted[-1]}"
         )
 
 

@@ -61,7 +61,9 @@ class Gathering:
         self._mailbox.conduct.begin(name)
         self._cohort = frozenset(cohort)
         self._send(session, session.start())
-        self._lose(session, filter(self._mailbox.conduct.is_benched, cohort))
+        behind = self._mailbox.conduct.behind
+        self._outcome.dropouts["real"] += sum(self._mailbox.placement.rank_of(party) in behind for party in cohort)
+        self._lose(session, filter(self._mailbox.conduct.is_absent, cohort))
         asked = tuple(party for party in cohort if party not in self._gone)
         phase, deadline = session.phase_name, time.monotonic() + self._mailbox.patience
         last = deadline  # for local work
@@ -108,7 +110,7 @@ class Gathering:
         """The figures of parties that were asked for them, once each. One that is not finite is no offence: training can diverge."""
         parties, shape = message.parties, (len(message.parties), self._columns)
         wrong = ""
-        if not self._columns or not self._cohort.issuperset(parties):
+        if not (self._columns and parties and self._cohort.issuperset(parties)):
             wrong = "sent a report that nobody asked for"
         elif len(set(parties)) < len(parties) or not self._outcome.reports.keys().isdisjoint(parties):
             wrong = "reported a party's work twice"
@@ -134,7 +136,8 @@ class Gathering:
     def _expire(self, session: ServerSession, round: int, asked: tuple[int, ...]) -> None:
         late = session.waiting()
         self._outcome.dropouts["real"] += len(late)
-        if late == asked:
+        ranks = set(map(self._mailbox.placement.rank_of, late))
+        if late == asked and ranks == set(self._mailbox.placement.ranks()) - self._mailbox.conduct.benched_ranks:
             raise TransportError(f"round {round}: nobody answered within the deadline in {session.phase_name}")
         self._gone.update(late)
         self._send(session, session.expire())

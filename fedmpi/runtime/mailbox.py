@@ -64,6 +64,7 @@ class Mailbox:
         self.endpoint, self.placement, self.patience = endpoint, placement, patience
         self.conduct, self._warn = conduct or Conduct(placement), warn
         self.caught = 0  # offences that were named
+        self._owed: set[tuple[int, type[Message]]] = set()  # what ranks were asked for and did not send in time
 
     # ---- what leaves ----
 
@@ -149,7 +150,9 @@ class Mailbox:
                 return arrived
             source, message = arrived
             spoken_for = speakers(message)
-            if not spoken_for:
+            if not spoken_for and (source, type(message)) in self._owed:
+                self._owed.remove((source, type(message)))  # too late for who asked, which is no offence
+            elif not spoken_for:
                 return self.blame(source, f"sent {type(message).__name__}, which is not its turn")
             if (message.round, message.purpose) == (round, purpose):
                 self.conduct.in_time(source)
@@ -181,6 +184,11 @@ class Mailbox:
             else:
                 source, message = arrived
                 wrong = f"sent {type(message).__name__}, expected {kind.__name__}"
+                if (source, type(message)) in self._owed:
+                    self._owed.remove(
+                        (source, type(message))
+                    )  # of the last time; the one that is asked for comes after it
+                    continue
                 if isinstance(message, kind) and source in missing:
                     self.conduct.in_time(source)
                     missing.remove(source)
@@ -194,6 +202,7 @@ class Mailbox:
                 missing.discard(out.rank)
             if limit.over():
                 break
+        self._owed |= {(rank, kind) for rank in missing}
         return lacking
 
     def _not_hosted(self, source: int, message: Message) -> int | None:

@@ -4,6 +4,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from fedmpi.aggregation.protocol import chosen_clear
 from fedmpi.config import Config
 from fedmpi.errors import ProtocolError
 from fedmpi.randomness.sources import source
@@ -52,13 +53,16 @@ def enough(least: int, cohort: Collection[int], clear: Collection[int]) -> bool:
     return len(cohort) >= least and (hidden == 0 or hidden >= least)
 
 
-def check_cohort(config: Config, cohort: int, hidden: int) -> None:
-    """A party's share of the noise is that of one among `cohort`: it does not take any number that it is told."""
+def check_cohort(config: Config, cohort: int, hidden: int, chooses: bool = False) -> None:
+    """A party's share of the noise is that of one among `cohort`, and the threshold that of `hidden`: it does not take any number
+    that it is told. `chooses`: parties' data decide who is hidden, so that nobody knows how many are."""
     parties, least, kind = config.run.parties, config.privacy.min_cohort, config.aggregation.aggregation
     fewest = parties if config.privacy.sampling >= 1 else least
     fits = hidden == 0 or least <= hidden <= cohort
     if kind != "hybrid":
         fits = hidden == (cohort if kind == "secure" else 0)
+    elif config.privacy.sampling >= 1 and not chooses:
+        fits = hidden == parties - len(chosen_clear(config))
     if not (fewest <= cohort <= parties and fits):
         raise ProtocolError(
             f"rank 0 announced a cohort of {cohort} with {hidden} hidden; {kind} aggregation among {parties} parties has "

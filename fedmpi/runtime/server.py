@@ -71,7 +71,8 @@ class Server:
         self.config, self.resume_round = orders.config, orders.resume_round
         self.algorithm, self.mechanism = algorithm, mechanism
         self.mailbox, self.record, self.watch = mailbox, record, watch
-        self.end = build.server_end(orders, algorithm, mechanism, lambda phase, cost: watch(cost))
+        rank_of = mailbox.placement.rank_of
+        self.end = build.server_end(orders, algorithm, mechanism, lambda phase, cost: watch(cost), rank_of)
         self.tallies = Tallies(mailbox.endpoint, mailbox.placement, watch)
         mailbox.endpoint.limits = Limits(self.config, algorithm, mechanism, mailbox.placement)
         # Who shares in the clear; a method's rule adds to these when ranks are ready, and then nobody does.
@@ -101,7 +102,7 @@ class Server:
             placement = self.mailbox.placement
             absent = {rank: bytes(NONCE * len(placement.parties_of(rank))) for rank in placement.ranks()}
             nonces = b"".join((absent | self.nonces)[rank] for rank in placement.ranks())
-            told = self.not_benched(range(self.config.run.parties))
+            told = self.reachable(range(self.config.run.parties))
             self.mailbox.to_hosts(told, lambda hosted: Nonces(nonces=nonces, parties=hosted))
             self.end.rules.meet(nonces)
         self.record.opening(self.mechanism, self.algorithm.pays_below, self.algorithm.measured_with)
@@ -173,14 +174,16 @@ class Server:
             self.record.first_message()
             asked = {*parties, *fillers}
             sizes = len(asked), len(asked - self.clear)
-            parties, fillers = (self.not_benched(group) for group in (parties, fillers))
+            # A rank that does not take its post would have rank 0 keep a model for it every round.
+            self.conduct.behind = self.mailbox.endpoint.behind(self.config.aggregation.phase_deadline)
+            parties, fillers = (self.reachable(group) for group in (parties, fillers))
             self.mailbox.to_hosts(parties, lambda hosted: kind(round, alone(hosted), hosted, *sizes, self.theta))
             model = digest(self.theta) if fillers else b""
             self.mailbox.to_hosts(fillers, lambda hosted: Fill(round, alone(hosted), hosted, *sizes, model))
 
-    def not_benched(self, parties: Iterable[int]) -> tuple[int, ...]:
+    def reachable(self, parties: Iterable[int]) -> tuple[int, ...]:
         """Who of an announced cohort is told of it. The others count in its size, as those that a dropout plan has vanish."""
-        return tuple(party for party in parties if not self.conduct.is_benched(party))
+        return tuple(party for party in parties if not self.conduct.is_absent(party))
 
     @property
     def conduct(self) -> Conduct:
@@ -266,7 +269,7 @@ class Server:
             total, heard = add_reports(
                 self.mailbox,
                 round,
-                self.not_benched(everyone),
+                self.reachable(everyone),
                 columns,
                 lambda figures: self.algorithm.plausible(figures, round),
             )
@@ -343,8 +346,17 @@ class Server:
         lacking, _ = self.collect_tallies("end of the run")
         for rank in lacking:
             endpoint.mute(rank)  # nothing more is expected of it, nor that it takes what it was sent
-        endpoint.flush(self.config.run.round_deadline)
+        try:
+            endpoint.flush(
+                self.config.aggregation.phase_deadline
+            )  # whoever has sent its tally has taken all that came before it
+        except TransportError as error:
+            self.record.terminal.warn(f"end of the run: {error}; nobody waits for that any more")
+            for rank in endpoint.behind(0):
+                endpoint.mute(rank)
         self.tallies.check()
+        if self.algorithm.shares and not any(isinstance(event, Stepped) for event in self.releases.log.events):
+            self.record.terminal.warn("no round had a sum: the model is the one that the run began with")
         name = keep.save_model(self.config, self.algorithm, self.theta)
         self.releases.note(Ended(self.config.run.rounds))
         facts = {
@@ -379,8 +391,9 @@ class Server:
                 f"rank {source} prepared other data than rank 0; delete the prepared folder on its host"
             )
         hosted, active = self.mailbox.placement.parties_of(source), self.config.aggregation.adversary == "active"
-        if not set(message.clear) <= set(hosted):
-            return "chose for parties that it does not host"
+        chooses = self.config.aggregation.aggregation == "hybrid" and self.algorithm.chooses_clear
+        if not set(message.clear) <= set(hosted if chooses else ()):
+            return "chose to share in the clear, which is not its choice, or for parties that it does not host"
         if len(message.nonces) != NONCE * len(hosted) * active:
             return f"sent {len(message.nonces)} bytes of nonces for {len(hosted)} parties"
         self.clear |= set(message.clear)

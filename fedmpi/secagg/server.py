@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedmpi.crypto.keys import Agreement, verify
 from fedmpi.crypto.shamir import is_share
 from fedmpi.errors import CryptoError, Fault, ProtocolError
-from fedmpi.secagg.disputes import who_leaves
+from fedmpi.secagg.disputes import Group, alone, who_leaves
 from fedmpi.secagg.messages import (
     AdvertiseKeys,
     Bundle,
@@ -34,7 +34,6 @@ from fedmpi.secagg.messages import (
     UnmaskRequest,
     Withdrawal,
 )
-from fedmpi.secagg.opening import BadDealer
 from fedmpi.secagg.rules import Meter, Rules, no_meter, round_name
 from fedmpi.secagg.transcript import Transcript, digest_of_keys
 from fedmpi.secagg.unmasking import Unmasking
@@ -83,10 +82,12 @@ class SecAggServer:
         neighbours: Mapping[int, tuple[int, ...]],
         *,
         identities: Mapping[int, bytes] | None = None,
+        group: Group = alone,
         threads: int = 1,
         meter: Meter = no_meter,
     ):
-        """`neighbours` of every party of the cohort, symmetric, each as many as the rules' degree."""
+        """`neighbours` of every party of the cohort, symmetric, each as many as the rules' degree. `group`: which parties speak
+        through one rank, and may well lie together."""
         self.rules = rules
         self.state = State.KEYS
         self.reason = ""  # why the round failed
@@ -96,7 +97,7 @@ class SecAggServer:
         self.openable: tuple[int, ...] = ()  # whose sum was asked for: enough answers open it, in time or late
         self._moves = NEXT_ACTIVE if rules.active else NEXT
         self._neighbours = {party: tuple(sorted(others)) for party, others in neighbours.items()}
-        self._identities = identities or {}
+        self._identities, self._group = identities or {}, group
         self._threads = threads
         self._meter = meter
         self._waiting = set(neighbours)
@@ -138,7 +139,7 @@ class SecAggServer:
             case MaskedInput():
                 self._take_input(message)
             case Withdrawal():
-                self._take_unopened(message, message.unopened)
+                self._take_withdrawal(message)
             case ConsistencyCheck():
                 self._take_signature(message)
             case Unmask():
@@ -228,6 +229,14 @@ class SecAggServer:
         if list(unopened) != sorted(set(unopened)) or not set(unopened) <= set(sent):
             raise self._wrong(message, "complained of bundles that it was not sent, or out of order")
         self.disputes |= {(message.party, dealer) for dealer in unopened}
+
+    def _take_withdrawal(self, message: Withdrawal) -> None:
+        left = len(self._alive_neighbours(message.party, self._shared)) - len(message.unopened)
+        if left + 1 >= self.rules.threshold:
+            raise self._wrong(
+                message, f"withdrew with {left} bundles that opened, {self.rules.threshold - 1} are enough"
+            )
+        self._take_unopened(message, message.unopened)
 
     def _take_signature(self, message: ConsistencyCheck) -> None:
         assert self._transcript is not None, "after the keys"
@@ -324,7 +333,9 @@ class SecAggServer:
 
     def _settle_disputes(self) -> None:
         """One of the two leaves: masks of a pair that did not open each other's bundles would not cancel."""
-        for party, others in who_leaves(self.disputes):
+        # Shares have not been seen yet, so these are about bundles. Who withdrew, or is gone, is in nobody's way.
+        both = {pair for pair in self.disputes if set(pair) <= self._inputs.keys()}
+        for party, others in who_leaves(both, self._group, self.rules.round):
             dealt = sum((other, party) in self.disputes for other in others)
             if dealt:
                 phase, what = Phase.SHARE_KEYS, f"dealt bundles that {dealt} of its peers could not open"
@@ -345,7 +356,7 @@ class SecAggServer:
             return self._fail(f"no party sent its input, the threshold is {self.rules.threshold}")
         assert self._transcript is not None, "after the keys"
         self._unmasking = Unmasking(
-            self.rules, self._transcript, self._neighbours, self._keys, self._shared, self._inputs
+            self.rules, self._transcript, self._neighbours, self._keys, self._shared, self._inputs, self._group
         )
         owner = self._settled.lost
         if owner is not None:
@@ -379,9 +390,6 @@ class SecAggServer:
         opening = self._settled
         try:
             self._total = opening.sum(self._answers, self._threads, self._meter)
-        except BadDealer as error:
-            self.faults.append(Fault(error.dealer, Phase.SHARE_KEYS, error.what))
-            return self._fail(str(error))
         except CryptoError as error:
             return self._fail(str(error))
         finally:

@@ -13,8 +13,9 @@ from fedmpi.crypto.keys import SELF_MASK, Agreement, derive, opens, public_key
 from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
 from fedmpi.crypto.shamir import decode_share
 from fedmpi.errors import CryptoError, Fault
+from fedmpi.secagg.disputes import Group, alone
 from fedmpi.secagg.messages import AdvertiseKeys, Answer, MaskedInput, ShareKeys, Unmask
-from fedmpi.secagg.opening import Opening
+from fedmpi.secagg.opening import Opening, Unfit
 from fedmpi.secagg.pairs import mask_key
 from fedmpi.secagg.rules import Meter, Rules, share_points
 from fedmpi.secagg.transcript import Transcript
@@ -34,10 +35,11 @@ class Unmasking:
         keys: Mapping[int, AdvertiseKeys],
         shared: Mapping[int, ShareKeys],
         inputs: Mapping[int, MaskedInput],
+        group: Group = alone,
     ):
-        """`keys`, `shared` and `inputs` of those who sent them, the protocol's U1, U2 and U3."""
+        """`keys`, `shared` and `inputs` of those who sent them, the protocol's U1, U2 and U3. `group`: who speaks through one rank."""
         self._rules, self._transcript, self._neighbours = rules, transcript, neighbours
-        self._keys, self._shared, self._inputs = keys, shared, inputs
+        self._keys, self._shared, self._inputs, self._group = keys, shared, inputs, group
         self._unopened = {party: frozenset(message.unopened) for party, message in inputs.items()}
         self._needed = [party for party in shared if party in inputs or self.holders(party, inputs)]
         short = [owner for owner in self._needed if len(self.holders(owner, inputs)) < rules.threshold]
@@ -71,8 +73,7 @@ class Unmasking:
         """In Z_{2^b}; CryptoError if the answers do not open it."""
         with meter(Phase.UNMASK, Cost.SHAMIR_COMBINE):
             opened = {holder: {a.owner: a for a in message.answers} for holder, message in answers.items()}
-            opening = Opening(self._rules.threshold)
-            secrets = {owner: self._open(owner, opened, opening) for owner in self._needed if owner not in self.direct}
+            secrets = self._open_all(opened)
         masks = [pair for owner in sorted(self.direct) for pair in self._told_masks(owner, opened)]
         with meter(Phase.UNMASK, Cost.DH):
             for owner, secret in secrets.items():
@@ -90,8 +91,29 @@ class Unmasking:
             total.add(message.values)
         return total.total().astype(self._rules.lane)
 
+    def _open_all(self, opened: Opened) -> dict[int, bytes]:
+        """b_u of every survivor and s_u^SK of every dropped party that somebody masked with. All are tried, also after one that
+        cannot be opened: where few cannot, it was those who dealt them."""
+        opening, secrets = Opening(self._rules.threshold, self._group), dict[int, bytes]()
+        unfit: dict[int, Unfit] = {}
+        needed = [owner for owner in self._needed if owner not in self.direct]
+        for owner in needed:
+            try:
+                secrets[owner] = self._open(owner, opened, opening)
+            except Unfit as error:
+                unfit[owner] = error
+        if 2 * len(unfit) >= len(needed):  # holders lie, and dealers are not to be blamed for it
+            raise CryptoError(f"the shares of {len(unfit)} parties fit nothing, and there are too few to tell who lied")
+        for owner in (owner for owner, error in unfit.items() if error.dealt):
+            what = "dealt shares that do not fit what it committed to"
+            self.faults.append(Fault(owner, Phase.SHARE_KEYS, what, certain=False))
+            self.disputes |= {(holder, owner) for holder in self.holders(owner, opened) if holder != owner}
+        if unfit:
+            raise next(iter(unfit.values()))
+        return secrets
+
     def _open(self, owner: int, opened: Opened, opening: Opening) -> bytes:
-        """b_u of a survivor or s_u^SK of a dropped party, checked against what it committed to."""
+        """One of them, checked against what its owner committed to."""
         places = share_points(owner, [peer for peer in self._neighbours[owner] if peer in self._keys])
         holders = self.holders(owner, opened)
         shares = {holder: (places[holder], decode_share(opened[holder][owner].share)) for holder in holders}

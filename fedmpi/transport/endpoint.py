@@ -115,6 +115,10 @@ class Endpoint(ABC):
         self.muted.add(rank)
         self._partial.pop(rank, None)
 
+    def behind(self, age: float) -> set[int]:
+        """Ranks, not muted, that have not taken something which was sent to them so many seconds ago."""
+        return set()
+
     def held(self, rank: int) -> int:
         """Bytes of a frame from this rank that has not arrived whole."""
         return sum(len(part) for part in self._partial.get(rank, ()))

@@ -44,7 +44,7 @@ class MpiEndpoint(Endpoint):
         super().__init__(world.Get_rank(), world.Get_size(), chunk)
         self._comm = world
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # a dead rank is an exception here, not the end of this one
-        self._outgoing: list[tuple[int, MPI.Request, memoryview]] = []
+        self._outgoing: list[tuple[int, MPI.Request, memoryview, float]] = []  # and when it was given to MPI
         self._incoming: dict[int, tuple[MPI.Request, memoryview]] = {}  # by sender
         self._sunk: dict[int, MPI.Request] = {}  # by sender
         self._drain: MPI.Datatype | None = None
@@ -55,7 +55,8 @@ class MpiEndpoint(Endpoint):
 
     def _post(self, rank: int, piece: memoryview) -> None:
         with self._blame(rank):
-            self._outgoing.append((rank, self._comm.Isend([piece, MPI.BYTE], dest=rank, tag=TAG), piece))
+            request = self._comm.Isend([piece, MPI.BYTE], dest=rank, tag=TAG)
+            self._outgoing.append((rank, request, piece, time.monotonic()))
 
     def _take(self) -> tuple[int, memoryview] | None:
         self._unsent()
@@ -120,7 +121,12 @@ class MpiEndpoint(Endpoint):
             with self._blame(source):
                 if request.Test():
                     del self._sunk[source]
-        return sum(rank not in self.muted for rank, _, _ in still)
+        return sum(rank not in self.muted for rank, *_ in still)
+
+    def behind(self, age: float) -> set[int]:
+        self._unsent()
+        latest = time.monotonic() - age
+        return {rank for rank, _, _, sent in self._outgoing if sent <= latest} - self.muted
 
     @contextlib.contextmanager
     def _blame(self, rank: int | None) -> Iterator[None]:
