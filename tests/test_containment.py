@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import sys
+import threading
 import time
 from pathlib import Path
 

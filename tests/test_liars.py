@@ -166,7 +166,7 @@ def test_lists_of_survivors_leave_nobody_out_of_too_few(parties):
 # ---- a verdict can be BROKEN ----
 
 
-def as_told(own, setup):
+def as_told(own, setup, *_):
     """A rank that believes whatever rank 0 says."""
     fields = json.loads(setup.config)
     return Orders(from_dict(fields.pop("config"), own, "Setup"), **fields)
