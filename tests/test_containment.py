@@ -1,5 +1,6 @@
 """A client rank that lies stops nobody: it is named, left out with its parties, and the run goes on as if they had dropped out."""
 
+import csv
 import dataclasses
 import json
 import sys
@@ -19,7 +20,7 @@ from fedmpi.runtime.server import Server
 from fedmpi.secagg import party as machines
 from fedmpi.secagg import pki
 from fedmpi.secagg.messages import SEALED, MaskedInput, ShareKeys, Unmask
-from fedmpi.transport.endpoint import FrameError
+from fedmpi.transport.endpoint import Endpoint, FrameError
 from fedmpi.transport.memory import Hub
 from fedmpi.wire.frame import FRAMING, Header
 from fedmpi.wire.messages import EvalReport, PlainInput, Ready, Stop, Tally, TrainReport, encode
@@ -511,6 +512,20 @@ def test_a_tally_that_comes_late_is_no_offence(mailbox):
     endpoints[1].send(0, PlainInput(2, box.placement.parties_of(1)[0], b"", b"x"))
     arrived = box.take_of(2, Purpose.TRAINING, time.monotonic() + 1)
     assert isinstance(arrived, tuple) and isinstance(arrived[1], PlainInput) and not said
+
+
+def test_a_rank_that_does_not_take_its_post_is_sent_no_more_of_it(make_config, run_in_memory, monkeypatch):
+    """Rank 0 kept every model for it, and waited for it in every round."""
+    flags = "--parties 6 --rounds 3 --aggregation secure --threshold 4 --eval-every 1"
+    wanted = run_in_memory(make_config(f"{flags} {planned((0, 1), 3)}"), 4)
+    monkeypatch.setattr(Endpoint, "behind", lambda self, age: {1} if self.rank == 0 and age else set())
+    config = make_config(flags)
+    summary = run_in_memory(config, 4)
+    assert summary["model_sha256"] == wanted["model_sha256"] and summary["dropouts"]["real"] == 6
+    assert summary["dropouts"]["benched"] == [] and summary["accuracy"] is not None
+    with open(config.out / "messages.csv") as stream:
+        to_it = [row for row in csv.DictReader(stream) if (row["direction"], row["rank"]) == ("down", "1")]
+    assert not {row["message"] for row in to_it} & {"Train", "Evaluate"}
 
 
 def test_a_silent_rank_with_the_whole_cohort_fails_the_round_and_not_the_run(make_config, run_in_memory, monkeypatch):
