@@ -171,8 +171,8 @@ class Endpoint(ABC):
             pass
 
     def leave(self, grace: float) -> None:
-        """Before the process ends, once everything is written. Where a rank was muted the job is ended under it: MPI waits for every
-        rank before any can leave, and nobody knows what this one will do. First it has some seconds to say its last word."""
+        """Before the process ends, once everything is written. MPI waits for every rank before any can leave, and nobody knows what
+        a muted one will do: it has some seconds to say its last word, and some to go; then the job is ended under it."""
         if not self.muted:
             return
         deadline, nap = time.monotonic() + grace, SHORTEST_NAP
@@ -182,7 +182,12 @@ class Endpoint(ABC):
                 nap = self._idle(nap)
             elif arrived[0] in self.muted:
                 self._throw_away(*arrived)
-        self.abort(0)
+        if not (self.muted <= self.parted and self._close(grace)):
+            self.abort(0)
+
+    def _close(self, grace: float) -> bool:
+        """Leave the others in good order, which takes all of them; True if that is all, False to have the job ended."""
+        return False
 
     @abstractmethod
     def _post(self, rank: int, piece: memoryview) -> None: ...

@@ -13,7 +13,9 @@ import errno
 import os
 import signal
 import socket
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 
@@ -35,6 +37,7 @@ LOOKS = 100  # at a message that has begun to arrive, before others are looked f
 # Open MPI's own sign of `--with-ft ulfm`: the launcher then takes the end of a rank for something that the others live with.
 SURVIVES = os.environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() not in ("0", "false", "no")
 JOB = os.environ.get("PMIX_NAMESPACE", "")  # the job's name at its launcher
+LAUNCHERS = ("prterun", "mpirun", "mpiexec", "orterun")
 GRACE = 10  # seconds within which the processes of a failed job are gone, far more than the kernel needs
 
 
@@ -175,7 +178,18 @@ class MpiEndpoint(Endpoint):
         time.sleep(0.2)
         if SURVIVES:
             self._end_job(code)
+        insist(_launcher())
         MPI.COMM_WORLD.Abort(code)
+
+    def _close(self, grace: float) -> bool:
+        if self._dead or SURVIVES:
+            return False
+        late = threading.Timer(grace, self.abort, [0])  # MPI_Finalize lets other threads run
+        late.daemon = True
+        late.start()
+        MPI.Finalize()
+        late.cancel()
+        return True
 
     def _end_job(self, code: int | None) -> None:
         """What MPI_Abort does where the launcher does not: under ULFM it ends the rank that calls it, and the others wait.
@@ -209,6 +223,31 @@ def _processes_of_job() -> list[psutil.Process]:
             if JOB and process.pid not in own and process.environ().get("PMIX_NAMESPACE") == JOB:
                 found.append(process)
     return found
+
+
+def _launcher() -> int | None:
+    """The process above this one that started it, if it is one that MPI_Abort speaks to."""
+    for process in psutil.Process().parents():
+        with contextlib.suppress(psutil.Error):
+            if process.name() in LAUNCHERS:
+                return process.pid
+    return None
+
+
+def insist(launcher: int | None, patience: int = 20) -> None:
+    """See to it that a launcher which was told to end its job does, within so many seconds. Open MPI's, without ULFM, was seen to
+    wait for ever, once in some hundred times, when it was told by one rank while others were about to leave."""
+    if launcher is not None:
+        looks = f"for _ in $(seq {patience}); do sleep 1; kill -0 {launcher} || exit; done"
+        with contextlib.suppress(OSError):  # then without it
+            subprocess.Popen(
+                ["/bin/sh", "-c", f"{looks}; kill {launcher}; sleep 2; kill -9 {launcher}"],
+                env={"PATH": os.defpath},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
 
 
 def library() -> str:

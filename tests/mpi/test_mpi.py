@@ -1,5 +1,7 @@
 """The engine over real MPI, on however many ranks this was started with."""
 
+import signal
+import subprocess
 import time
 
 import numpy as np
@@ -7,7 +9,7 @@ import psutil
 import pytest
 
 from fedmpi.transport.endpoint import FrameError
-from fedmpi.transport.mpi import MpiEndpoint, library
+from fedmpi.transport.mpi import MpiEndpoint, insist, library
 from fedmpi.wire.frame import FRAMING
 from fedmpi.wire.messages import PlainInput, Stop, Train
 
@@ -165,3 +167,9 @@ def test_a_run_gives_the_model_that_the_in_memory_transport_gives(flags, make_co
         for rank in range(1, endpoint.size):
             endpoint.send(rank, Stop())
         endpoint.flush(WAIT)
+
+
+def test_a_launcher_that_does_not_end_is_made_to():
+    stubborn = subprocess.Popen(["sh", "-c", "trap '' TERM; while true; do sleep 1; done"])
+    insist(stubborn.pid, patience=1)
+    assert stubborn.wait(WAIT) == -signal.SIGKILL
