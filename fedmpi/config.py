@@ -76,6 +76,11 @@ class Run:
     """at the end each rank keeps what its parties predict with (heads, running statistics, p_u) in OUT/parties, on its own disk"""
     round_deadline: Positive = 3600.0
     """seconds that one phase of a round may take before the run ends with an error"""
+    on_loss: Literal["drop", "adopt", "end"] = "drop"
+    """a rank that dies, or is not heard of: its parties drop out for the rest of the run (drop), are taken over by other ranks
+    from their last checkpoint, on a disk that all share (adopt), or the run ends, to be resumed (end)"""
+    rank_deadline: Annotated[float, Range(least=5)] = 60.0
+    """seconds after which a rank that is not heard of is lost; each says once a second that it is there"""
 
 
 @dataclass(frozen=True)
@@ -196,8 +201,8 @@ class Aggregation:
     clear_rule: str = ""
     """hybrid, rating methods: who shares in the clear by its own data, as indicator<=0.03,recovery<=0.3,ranking<=0.6"""
     dropout: str = ""
-    """parties that vanish: RATE, PHASE=RATE or ROUND:PARTY:PHASE, separated by commas; phases advertise, share, mask,
-    check, unmask"""
+    """parties that vanish: RATE, PHASE=RATE, ROUND:PARTY:PHASE or (for good) ROUND+:PARTY:PHASE, separated by commas; phases
+    advertise, share, mask, check, unmask"""
     phase_deadline: Positive = 60.0
     """seconds that a phase after the local work waits for a silent party"""
 
@@ -257,7 +262,7 @@ LAYERS: dict[str, Any] = typing.get_type_hints(Config)
 # Each rank's own affair: where it keeps and finds things, what it computes with, and how long rank 0 waits. None of it changes
 # what is computed or what protects it, so ranks need not agree.
 OWN = {
-    "run": ("preset", "out", "resume", "checkpoint_every", "keep_parties", "round_deadline"),
+    "run": ("preset", "out", "resume", "checkpoint_every", "keep_parties", "round_deadline", "rank_deadline"),
     "data": ("data_dir", "cache_dir"),
     "aggregation": ("pki", "phase_deadline"),
     "machine": ("device", "threads"),
@@ -384,6 +389,11 @@ def _check_aggregation(config: Config) -> None:
             raise ConfigError(f"graph = regular: not with adversary active{implied}; it needs --graph complete")
         if settings.pki is None:
             raise ConfigError("adversary = active: needs --pki FILE; make one with python -m fedmpi.secagg.pki")
+        if config.run.on_loss == "adopt":
+            raise ConfigError(
+                f"on_loss = adopt: not with adversary active{implied}; who is lost is rank 0's word, and it could have a party on two "
+                "ranks at once"
+            )
         if settings.aggregation == "plain":
             raise ConfigError(f"adversary = active{implied}: means nothing under plain aggregation")
     if config.privacy.metrics == "securesum" and settings.aggregation == "plain":

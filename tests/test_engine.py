@@ -124,8 +124,7 @@ def test_every_party_has_one_home_and_blocks_are_even(parties, ranks):
     assert [party for block in blocks for party in block] == list(range(parties))
     assert max(map(len, blocks)) - min(map(len, blocks)) <= 1
     assert all(party in placement.parties_of(placement.rank_of(party)) for party in range(parties))
-    grouped = placement.by_rank(range(parties))
-    assert {party: rank for rank, group in grouped.items() for party in group} == placement._rank
+    assert dict(placement.by_block(range(parties))) == dict(zip(placement.ranks(), blocks))
 
 
 def test_more_client_ranks_than_parties_is_refused():

@@ -123,6 +123,8 @@ WEAKER = [
     ("expected_dropout", "--graph regular", 0.06),
     ("noise_margin", "--noise-margin 0.2", 0.1),
     ("accountant", "", "pld"),
+    ("on_loss", "", "adopt"),
+    ("on_loss", "--on-loss end", "drop"),
     ("denominator", "", "survivors"),
 ]
 

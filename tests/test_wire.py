@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedmpi.errors import WireError
 from fedmpi.secagg import messages as secagg
 from fedmpi.wire.bits import pack, pack_signed
-from fedmpi.wire.control import NONCE, Stop
+from fedmpi.wire.control import NONCE, Adopt, Adopted, Stop
 from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, MAX_ROUND, VERSION, Header, Reader
 from fedmpi.wire.message import register
 from fedmpi.wire.messages import (
@@ -24,6 +24,7 @@ from fedmpi.wire.messages import (
     PlainInput,
     PlainRows,
     Ready,
+    Replay,
     Setup,
     SupportProposal,
     SupportUnion,
@@ -88,6 +89,9 @@ anything = st.one_of(
     st.builds(Setup, rounds, party, st.text(), parties),
     st.builds(Ready, rounds, party, st.integers(0, 2**64 - 1), u32, parties, nonces),
     st.builds(Nonces, rounds, party, nonces),
+    st.builds(Adopt, rounds, party, parties, u32),
+    st.builds(Adopted, rounds, party, st.text(max_size=100)),
+    st.builds(Replay, rounds, party, parties, u32, u32, thetas),
     st.builds(Fill, rounds, party, parties, u32, u32, key),
     st.builds(Train, rounds, party, parties, u32, u32, thetas),
     st.builds(Evaluate, rounds, party, parties, u32, u32, thetas),
@@ -125,6 +129,9 @@ LAWS = {
     Setup: lambda m: Setup.wire_size(len(m.config.encode()), len(m.parties)),
     Ready: lambda m: Ready.wire_size(len(m.clear), len(m.nonces) // NONCE),
     Nonces: lambda m: Nonces.wire_size(len(m.nonces) // NONCE),
+    Adopt: lambda m: Adopt.wire_size(len(m.parties)),
+    Adopted: lambda m: Adopted.wire_size(len(m.why.encode())),
+    Replay: lambda m: Replay.wire_size(len(m.theta), len(m.parties)),
     PlainRows: lambda m: PlainRows.wire_size(len(m.parties), int(m.counts.sum()), m.row_bits, m.value_bits, m.width),
     Fill: lambda m: Fill.wire_size(len(m.parties)),
     Train: lambda m: Train.wire_size(len(m.theta), len(m.parties)),

@@ -3,8 +3,10 @@
     --dropout 0.1                          each party vanishes before MaskedInput with probability 0.1, in every round
     --dropout mask=0.1,unmask=0.05         a rate per phase
     --dropout 3:7:share,4:0:unmask         events: round 3, party 7, before ShareKeys; ...
+    --dropout 3:7:share,4+:7:advertise     the same, and from round 4 on it does not come back
 
-Phases: advertise, share, mask, check (active adversary only), unmask. A party that vanishes is back in the next round.
+Phases: advertise, share, mask, check (active adversary only), unmask. A party that vanishes is back in the next round, unless it
+vanishes from a round on (`4+`), as those of a rank that was lost. What a run lost stands in its summary in this notation.
 Under plain aggregation a party that vanishes before its input is missing, and one that vanishes later is not: its update
 has left. The same plan therefore leaves the same survivors under both. Sums of test figures are not in the plan.
 
@@ -36,11 +38,14 @@ class DropoutPlan:
     seed: int = 0
     rates: dict[Phase, float] = field(default_factory=dict)
     events: dict[tuple[int, int], Phase] = field(default_factory=dict)  # (round, party) -> phase
+    gone: dict[int, tuple[int, Phase]] = field(default_factory=dict)  # party -> (the first round, phase)
 
     def phase(self, round: int, party: int) -> Phase | None:
         """The phase before which the party vanishes in this round, or None."""
         if (round, party) in self.events:
             return self.events[round, party]
+        if party in self.gone and round >= self.gone[party][0]:
+            return self.gone[party][1]
         if not self.rates:
             return None
         draws = uniform(SeededWords(self.seed, "dropout", party, round).words(len(PHASES)))
@@ -61,15 +66,20 @@ class DropoutPlan:
 def parse(text: str, seed: int, parties: int) -> DropoutPlan:
     rates: dict[Phase, float] = {}
     events: dict[tuple[int, int], Phase] = {}
+    gone: dict[int, tuple[int, Phase]] = {}
     for part in filter(None, (word.strip() for word in text.split(","))):
         try:
             if ":" in part:
-                round, party, phase = part.split(":")
+                first, party, phase = part.split(":")
+                round = first.removesuffix("+")
                 if not 0 <= int(party) < parties or int(round) < 1:
                     raise ConfigError(
                         f"dropout = {part}: the round starts at 1, the party is between 0 and {parties - 1}"
                     )
-                events[int(round), int(party)] = PHASES[phase]
+                if round == first:
+                    events[int(round), int(party)] = PHASES[phase]
+                else:
+                    gone[int(party)] = int(round), PHASES[phase]
             else:
                 phase, _, rate = part.rpartition("=")
                 if not 0 <= float(rate) < 1:
@@ -77,9 +87,15 @@ def parse(text: str, seed: int, parties: int) -> DropoutPlan:
                 rates[PHASES[phase or "mask"]] = float(rate)
         except (ValueError, KeyError):
             raise ConfigError(
-                f"dropout = {part}: must be RATE, PHASE=RATE or ROUND:PARTY:PHASE, with phases {', '.join(PHASES)}"
+                f"dropout = {part}: must be RATE, PHASE=RATE, ROUND:PARTY:PHASE or ROUND+:PARTY:PHASE, with phases {', '.join(PHASES)}"
             ) from None
-    return DropoutPlan(seed, rates, events)
+    return DropoutPlan(seed, rates, events, gone)
+
+
+def planned(round: int | str, party: int, phase: str) -> str:
+    """One event in the notation of the plan; of the message of plain aggregation and of a support, those phases that miss it."""
+    names = {phase: name for name, phase in PHASES.items()} | {Phase.UPDATE: "mask", Phase.SUPPORT: "advertise"}
+    return f"{round}:{party}:{names[Phase(phase)]}"
 
 
 class VanishingParty(PartySession):

@@ -94,8 +94,11 @@ def restore_parties(config: Config, algorithm: Algorithm, parties: tuple[int, ..
     _refuse_going_back(config, parties, round)
     # What an interrupted save left must not mix with a later one of the same round.
     _forget(config, OF_PARTIES, lambda other: other > round)
-    if not round:
-        return Counters()
+    return load_parties(config, algorithm, parties, round) if round else Counters()
+
+
+def load_parties(config: Config, algorithm: Algorithm, parties: tuple[int, ...], round: int) -> Counters:
+    """Their states as they were after this round; DataError if they are not all there."""
     missing, counters = set(parties), []
     for path in _files(config, round, parties):
         arrays = _load(path)

@@ -33,6 +33,7 @@ from fedmpi.wire.messages import (
     Fill,
     Nonces,
     Ready,
+    Replay,
     Setup,
     Stop,
     Train,
@@ -45,6 +46,7 @@ SERVER = 0
 
 def run_client(endpoint: Endpoint, own: Config) -> int:
     """The whole life of a client rank; returns its exit code. `own`: what this rank was started for, by its own command line."""
+    endpoint.watch(own.run.rank_deadline)
     first = next_message(endpoint)
     if isinstance(first, Stop):
         return 0  # rank 0 has said what was wrong
@@ -55,13 +57,20 @@ def run_client(endpoint: Endpoint, own: Config) -> int:
         orders = floor.agree(own, first, endpoint.rank, endpoint.size)
         endpoint.ledger.detailed = build.detailed_ledger(orders.config)
         identities = read_identities(orders.config, first.parties)
-        algorithm = build.algorithm(orders.config)
-        mechanism = build.mechanism(orders, algorithm)
-        algorithm.host(first.parties)
-        client = Client(endpoint, orders, first.parties, identities, algorithm, mechanism, watch)
+        spent = Spent(watch)
+
+        def make(parties: tuple[int, ...]) -> Client:
+            algorithm = build.algorithm(orders.config)
+            algorithm.host(parties)
+            mechanism = build.mechanism(orders, algorithm)
+            return Client(endpoint, orders, parties, identities, algorithm, mechanism, spent)
+
+        client = make(first.parties)
         client.restore(orders.resume_round)
     client.say_ready()
-    return client.serve()
+    from fedmpi.runtime.rank import Rank
+
+    return Rank(endpoint, client, make).serve()
 
 
 def next_message(endpoint: Endpoint) -> Message:
@@ -79,7 +88,20 @@ def read_identities(config: Config, parties: tuple[int, ...]) -> dict[int, Ident
     return {party: read_identity(file, party, public) for party in parties}
 
 
+class Spent:
+    """What a rank spent since its last tally, for all its parties."""
+
+    def __init__(self, watch: Stopwatch):
+        self.watch = watch
+        self.costs: dict[tuple[int, str, str], float] = defaultdict(float)  # (party, phase, cost) -> CPU seconds
+
+    def clear(self) -> None:
+        self.watch, self.costs = Stopwatch(), defaultdict(float)
+
+
 class Client:
+    """A block of parties on a rank."""
+
     def __init__(
         self,
         endpoint: Endpoint,
@@ -88,11 +110,10 @@ class Client:
         identities: dict[int, Identity],
         algorithm: Algorithm,
         mechanism: Mechanism,
-        watch: Stopwatch,
+        spent: "Spent",
     ):
         self.endpoint, self.config, self.parties = endpoint, orders.config, parties
-        self.algorithm, self.mechanism, self.watch = algorithm, mechanism, watch
-        self.costs: dict[tuple[int, str, str], float] = defaultdict(float)  # (party, phase, cost) -> CPU seconds
+        self.algorithm, self.mechanism, self.spent = algorithm, mechanism, spent
         hybrid = self.config.aggregation.aggregation == "hybrid"
         self.chosen = algorithm.clear_parties() if hybrid else ()  # by the method's rule
         clear = chosen_clear(self.config) | set(self.chosen)
@@ -103,7 +124,7 @@ class Client:
         self.met = not active  # whether everybody's nonces are there
         kind = DEPARTURES[mechanism.form]
         self.departures = kind(
-            self.config, algorithm, mechanism, self.end, lambda cost: self.watch(cost), self.meter_of
+            self.config, algorithm, mechanism, self.end, lambda cost: self.spent.watch(cost), self.meter_of
         )
         self.sessions: dict[int, PartySession] = {}  # of the round, or the test, that is under way
         self.under_way: tuple[int, Purpose] = 0, Purpose.TRAINING
@@ -132,24 +153,13 @@ class Client:
         self.rules.meet(message.nonces)
         self.met = True
 
-    def serve(self) -> int:
+    def receive(self, message: Message) -> None:
         handlers: dict[type[Message], Callable[[Any], None]] = {
-            Nonces: self.meet,
             Train: self.train,
             Fill: self.fill,
             Evaluate: self.evaluate,
-            Checkpoint: self.keep,
         }
-        while True:
-            message = next_message(self.endpoint)
-            if isinstance(message, Stop):
-                if self.final is not None:
-                    with self.watch("keep parties"):
-                        keep.save_parties(self.config, self.algorithm, self.parties, self.final)
-                self.send_tally()
-                self.endpoint.flush()
-                return 0
-            handlers.get(type(message), self.protocol)(message)
+        handlers.get(type(message), self.protocol)(message)
 
     # ---- a round ----
 
@@ -166,11 +176,11 @@ class Client:
                 self.endpoint.send(SERVER, TrainReport(model.round, alone(work.parties), work.parties, figures))
             self.depart(leaving)
 
-    def local_work(self, model: Train) -> Iterator[LocalUpdate | RowUpdates]:
+    def local_work(self, model: Train | Replay) -> Iterator[LocalUpdate | RowUpdates]:
         """The method's own iteration, with its time. It is for those who were asked, once each: nobody else's work leaves."""
         work, missing = iter(self.algorithm.local_work(model.parties, model.theta, model.round)), set(model.parties)
         while True:
-            with self.watch("local work"):
+            with self.spent.watch("local work"):
                 done = next(work, None)
             if done is None:
                 break
@@ -198,7 +208,7 @@ class Client:
             )
         self.depart(self.departures.fill(asked))
 
-    def check_asked(self, asked: Train | Fill | Evaluate, theta: np.ndarray | None = None) -> None:
+    def check_asked(self, asked: Train | Fill | Evaluate | Replay, theta: np.ndarray | None = None) -> None:
         """It is about a round of this run, parties that are here, and a model of the right size."""
         if asked.round > self.config.run.rounds:
             raise ProtocolError(
@@ -254,10 +264,10 @@ class Client:
         if self.config.privacy.shown == "none":
             return
         if model.round == 0:
-            with self.watch("references"):
+            with self.spent.watch("references"):
                 figures = self.algorithm.references_all(model.parties, model.theta)
         else:
-            with self.watch("evaluation"):
+            with self.spent.watch("evaluation"):
                 figures = self.algorithm.evaluate_all(model.parties, model.theta, model.round)
         self.check_figures(model, figures)
         if self.config.privacy.shown == "securesum":
@@ -298,24 +308,29 @@ class Client:
                 f"rank 0 asked for a checkpoint of round {message.round} after round {self.trained}",
                 phase=message.PHASE,
             )
-        with self.watch("checkpoint"):
+        with self.spent.watch("checkpoint"):
             counters = checkpoint.Counters(self.trained, self.tested)
             checkpoint.save_parties(self.config, self.algorithm, self.parties, message.round, counters)
-        self.send_tally()
+
+    def keep_final(self) -> None:
+        """At the end of the run, under --keep-parties."""
+        if self.final is not None:
+            with self.spent.watch("keep parties"):
+                keep.save_parties(self.config, self.algorithm, self.parties, self.final)
 
     # ---- what it cost ----
 
     def meter_of(self, party: int) -> Meter:
         """Measures the protocol's costs, for the rank and for the party and the phase that it works for."""
-        return lambda phase, cost: self.watch.charge(self.costs, (party, phase, cost), cost)
+        return lambda phase, cost: self.spent.watch.charge(self.spent.costs, (party, phase, cost), cost)
 
     def send_tally(self) -> None:
         """What this rank sent and spent since its last tally, this message included."""
-        costs = [[*key, seconds] for key, seconds in sorted(self.costs.items())]
+        costs = [[*key, seconds] for key, seconds in sorted(self.spent.costs.items())]
         if self.config.privacy.shown != "party":
             costs = _by_rank(costs)
-        facts = {"cpu": dict(self.watch.cpu), "pss": proportional_set_size(), "costs": costs}
-        self.watch, self.costs = Stopwatch(), defaultdict(float)
+        facts = {"cpu": dict(self.spent.watch.cpu), "pss": proportional_set_size(), "costs": costs}
+        self.spent.clear()
         self.endpoint.send_tally(SERVER, facts)
 
 

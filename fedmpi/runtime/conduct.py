@@ -6,14 +6,15 @@ parties that it hosts, a party by itself. Being late is no offence: late message
 an honest rank can owe.
 
 Benched parties stay in every cohort that is announced, as those that the dropout plan has vanish before the first phase: the size of
-the cohort, the shares of the noise and the threshold are those of everybody.
+the cohort, the shares of the noise and the threshold are those of everybody. So do the parties of a rank that was lost, dead or not
+heard of, which is no offence.
 """
 
 from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
-from fedmpi.runtime.placement import Placement
+from fedmpi.runtime.placement import Placement, named
 from fedmpi.secagg.disputes import who_leaves
 
 #: Messages of one party in one session, at most: a report, a support, an update, and the five of the protocol.
@@ -29,6 +30,8 @@ class Conduct:
         self.benched_ranks: set[int] = set()
         self._benched: set[int] = set()  # parties, those of benched ranks among them
         self._disputes: set[tuple[int, int]] = set()  # (holder, dealer) of the whole run
+        self.lost_ranks: set[int] = set()
+        self.lost: set[int] = set()  # parties that are out for the rest of the run with the rank that hosted them
         self.behind: set[int] = set()  # ranks that have not taken what they were sent long ago
         self._session, self._sessions, self._strict = "", 0, False
         self._out_ranks: set[int] = set()
@@ -48,11 +51,24 @@ class Conduct:
         return tuple(sorted(self._benched))
 
     def is_absent(self, party: int) -> bool:
-        """Not told of a session, and not waited for in it: benched, or of a rank that does not even take its post."""
-        return party in self._benched or self._placement.rank_of(party) in self.behind
+        """Not told of a session, and not waited for in it: benched, lost, or of a rank that does not even take its post."""
+        if party in self._benched or party in self.lost:
+            return True
+        rank = self._placement.rank_of(party)
+        return rank in self.lost_ranks or rank in self.behind
 
     def is_out(self, rank: int) -> bool:
-        return rank in self._out_ranks or rank in self.benched_ranks
+        return rank in self._out_ranks or rank in self.gone_ranks
+
+    @property
+    def gone_ranks(self) -> set[int]:
+        """Of which nothing more is expected."""
+        return self.benched_ranks | self.lost_ranks
+
+    @property
+    def session(self) -> str:
+        """The name of the one that is under way."""
+        return self._session
 
     # ---- offences: each returns the line that is to be said, or none if that was said already ----
 
@@ -68,8 +84,7 @@ class Conduct:
         elif not at_once:
             return None
         hosted = self._placement.parties_of(rank)
-        whose = f"party {hosted[0]}" if len(hosted) == 1 else f"parties {hosted[0]} to {hosted[-1]}"
-        line = f"{self._session}: rank {rank} {what}; {whose} "
+        line = f"{self._session}: rank {rank} {what}; {named(hosted)} "
         if not (at_once or self._strict) and self._rank_offences[rank] < self._bench_at:
             return line + "left out of it"
         self.benched_ranks.add(rank)
@@ -122,12 +137,14 @@ class Conduct:
             "benched_ranks": sorted(self.benched_ranks),
             "benched": self.benched,
             "disputes": sorted(self._disputes),
+            "lost": sorted(self.lost),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Parties stay what they were. Ranks do where there are as many: of another number they host others. A checkpoint of before
         there was a conduct has none."""
         self._benched.update(state.get("benched", ()))
+        self.lost.update(state.get("lost", ()))
         self._party_offences.update(dict(state.get("party_offences", ())))
         self._disputes |= {(holder, dealer) for holder, dealer in state.get("disputes", ())}
         if state.get("ranks") == len(self._placement.ranks()):

@@ -46,6 +46,7 @@ STRENGTH: dict[str, Callable[[Any], float]] = {
     "delta": lambda delta: -delta,
     "clip": lambda clip: -clip,
     "entropy": _order("seeded", "os"),
+    "on_loss": _order("adopt", "drop", "end"),
     "metrics": _order("party", "securesum", "none"),
     "min_cohort": float,
     "colluding": float,

@@ -13,7 +13,7 @@ from fedmpi.runtime.mailbox import Mailbox, Out
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.wire.message import Message, speakers
 from fedmpi.wire.messages import TrainReport
-from fedmpi.wire.phases import Purpose
+from fedmpi.wire.phases import Phase, Purpose
 
 
 @dataclass
@@ -24,6 +24,7 @@ class Outcome:
     failed: str = ""
     coordinates: int = 0  # that each party sent
     reports: dict[int, np.ndarray] = field(default_factory=dict)  # a party's figures of its local work
+    lost: dict[int, str] = field(default_factory=dict)  # party -> the phase before which its rank was lost
     dropouts: collections.Counter[str] = field(default_factory=collections.Counter)
     complaints: list[str] = field(default_factory=list)
 
@@ -59,10 +60,11 @@ class Gathering:
             f"round {round}" if purpose is Purpose.TRAINING else f"test figures of round {round}",
         )
         self._mailbox.conduct.begin(name)
-        self._cohort = frozenset(cohort)
+        self._cohort, self._clear = frozenset(cohort), clear
         self._send(session, session.start())
         behind = self._mailbox.conduct.behind
         self._outcome.dropouts["real"] += sum(self._mailbox.placement.rank_of(party) in behind for party in cohort)
+        self._lost = {party for party in cohort if self._is_lost(party)}
         self._lose(session, filter(self._mailbox.conduct.is_absent, cohort))
         asked = tuple(party for party in cohort if party not in self._gone)
         phase, deadline = session.phase_name, time.monotonic() + self._mailbox.patience
@@ -79,6 +81,7 @@ class Gathering:
                 continue
             arrived = self._mailbox.take_of(round, purpose, deadline, gone)
             if isinstance(arrived, Out):
+                self._lost.update(arrived.parties if arrived.lost else ())
                 self._lose(session, arrived.parties)
             elif arrived is not None:
                 if self._receive(session, *arrived) and arrived[1].party in clear:
@@ -89,6 +92,7 @@ class Gathering:
             else:
                 self._expire(session, round, asked)
         self._close(session, round)
+        self._outcome.dropouts["real"] += len(self._outcome.lost)
         self._outcome.dropouts["caught"] += self._mailbox.caught - caught
         return self._outcome
 
@@ -130,14 +134,23 @@ class Gathering:
         lost = self._cohort.intersection(parties)
         self._gone |= lost
         for party in sorted(lost):
-            self._outcome.reports.pop(party, None)
+            if party in self._lost:
+                if party not in session.waiting():
+                    continue  # what it said last stands; it will be missed in the phase after this one
+                self._outcome.lost.setdefault(party, Phase.UPDATE if party in self._clear else session.phase_name)
+            else:
+                self._outcome.reports.pop(party, None)
             self._send(session, session.drop(party))
+
+    def _is_lost(self, party: int) -> bool:
+        conduct = self._mailbox.conduct
+        return party in conduct.lost or self._mailbox.placement.rank_of(party) in conduct.lost_ranks
 
     def _expire(self, session: ServerSession, round: int, asked: tuple[int, ...]) -> None:
         late = session.waiting()
         self._outcome.dropouts["real"] += len(late)
         ranks = set(map(self._mailbox.placement.rank_of, late))
-        if late == asked and ranks == set(self._mailbox.placement.ranks()) - self._mailbox.conduct.benched_ranks:
+        if late == asked and ranks == set(self._mailbox.placement.ranks()) - self._mailbox.conduct.gone_ranks:
             raise TransportError(f"round {round}: nobody answered within the deadline in {session.phase_name}")
         self._gone.update(late)
         self._send(session, session.expire())

@@ -12,6 +12,7 @@ from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.tallies import COSTS, PHASES, WATCHED
 from fedmpi.secagg.messages import AdvertiseKeys, ConsistencyCheck, MaskedInput, ShareKeys, Unmask, Withdrawal
 from fedmpi.wire.bits import packed_size
+from fedmpi.wire.control import Adopted
 from fedmpi.wire.message import Message
 from fedmpi.wire.messages import (
     EvalReport,
@@ -31,8 +32,7 @@ FACT = 96
 class Limits:
     def __init__(self, config: Config, algorithm: Algorithm, mechanism: Mechanism, placement: Placement):
         self._config, self._algorithm, self._mechanism, self._placement = config, algorithm, mechanism, placement
-        sizes = {len(placement.parties_of(rank)) for rank in placement.ranks()}
-        self._by_hosted = {hosted: {kind.TYPE: size for kind, size in self._laws(hosted).items()} for hosted in sizes}
+        self._by_hosted: dict[int, dict[int, int]] = {}
 
     def payload(self, source: int, kind: int) -> int | None:
         return self._of(source).get(kind)
@@ -41,7 +41,10 @@ class Limits:
         return max(self._of(source).values())
 
     def _of(self, source: int) -> dict[int, int]:
-        return self._by_hosted[len(self._placement.parties_of(source))]
+        hosted = len(self._placement.parties_of(source))
+        if hosted not in self._by_hosted:  # ranks may take over parties of others
+            self._by_hosted[hosted] = {kind.TYPE: size for kind, size in self._laws(hosted).items()}
+        return self._by_hosted[hosted]
 
     def _laws(self, hosted: int) -> dict[type[Message], int]:
         """The largest payload of each type that comes up."""
@@ -57,6 +60,8 @@ class Limits:
         if aggregation.support == "union":
             laws[SupportProposal] = SupportProposal.wire_size(self._support())
         laws[Ready] = Ready.wire_size(hosted, hosted if aggregation.adversary == "active" else 0)
+        if self._config.run.on_loss == "adopt":
+            laws[Adopted] = Adopted.LONGEST
         if aggregation.aggregation != "plain" or shown == "securesum":
             laws |= self._protocol(tested)
         laws[Tally] = self._tally(hosted, len(laws) + 1)

@@ -6,12 +6,15 @@ A rank that breaks the rules ends nobody's run: it is blamed, which takes it and
 
 import time
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from fedmpi.aggregation.base import Answers
+from fedmpi.errors import TransportError
 from fedmpi.runtime.conduct import Conduct
-from fedmpi.runtime.placement import Placement
-from fedmpi.transport.endpoint import Endpoint, FrameError
+from fedmpi.runtime.placement import Placement, named
+from fedmpi.transport.endpoint import Endpoint, FrameError, RankLost
+from fedmpi.wire.control import NOT_HEARD_OF, Stop
 from fedmpi.wire.frame import NOBODY
 from fedmpi.wire.message import Message, speakers
 from fedmpi.wire.phases import Purpose
@@ -42,9 +45,20 @@ class Out(NamedTuple):
 
     rank: int
     parties: tuple[int, ...]
+    lost: bool = False  # dead, or not heard of
 
 
 Arrived = tuple[int, Message] | Out | None
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A rank that was lost, for the summary."""
+
+    rank: int
+    parties: tuple[int, ...]
+    during: str
+    why: str
 
 
 def nobody(party: int) -> bool:
@@ -59,10 +73,13 @@ class Mailbox:
         patience: float,
         conduct: Conduct | None = None,
         warn: Callable[[str], object] = print,
+        on_loss: str = "drop",
     ):
-        """`patience`: seconds that a rank, or a party at its local work, is waited for. `warn` says who was caught at what."""
-        self.endpoint, self.placement, self.patience = endpoint, placement, patience
+        """`patience`: seconds that a rank, or a party at its local work, is waited for. `warn` says who was caught at what, and who
+        was lost; `on_loss` as the setting."""
+        self.endpoint, self.placement, self.patience, self._on_loss = endpoint, placement, patience, on_loss
         self.conduct, self._warn = conduct or Conduct(placement), warn
+        self.losses: list[Loss] = []
         self.caught = 0  # offences that were named
         self._owed: set[tuple[int, type[Message]]] = set()  # what ranks were asked for and did not send in time
 
@@ -70,11 +87,12 @@ class Mailbox:
 
     def to_all(self, message: Message) -> None:
         for rank in self.placement.ranks():
-            self.endpoint.send(rank, message)
+            if rank not in self.conduct.lost_ranks:
+                self.endpoint.send(rank, message)
 
     def to_hosts(self, parties: Iterable[int], message_for: Callable[[tuple[int, ...]], Message]) -> None:
-        """One message to every rank that hosts some of `parties`, made for those."""
-        for rank, hosted in self.placement.by_rank(parties).items():
+        """One message to every rank that hosts some of `parties`, made for those; one for each block of them, if it took some over."""
+        for rank, hosted in self.placement.by_block(parties):
             self.endpoint.send(rank, message_for(hosted))
 
     def answer(self, answers: Answers) -> None:
@@ -106,6 +124,23 @@ class Mailbox:
             self.caught += 1
             self._warn(line)
 
+    def lose(self, loss: RankLost) -> Out:
+        """A rank is dead, or not heard of. Its parties are as dropped as those that a plan has vanish; it ends the run if that is what
+        was asked for, or if it was the last one."""
+        parties = self.placement.parties_of(loss.rank)
+        self.conduct.lost_ranks.add(loss.rank)
+        self.endpoint.mute(loss.rank)
+        if self._on_loss == "end" or self.conduct.gone_ranks.issuperset(self.placement.ranks()):
+            raise TransportError(f"{self.conduct.session}: {loss}")
+        self.endpoint.send(loss.rank, Stop(code=NOT_HEARD_OF))  # should it come back
+        fate = "until others have taken them over" if self._on_loss == "adopt" else "for the rest of the run"
+        if self._on_loss == "drop":
+            self.conduct.lost.update(parties)
+        if parties:
+            self._warn(f"{self.conduct.session}: {loss}; {named(parties)} left out {fate}")
+        self.losses.append(Loss(loss.rank, parties, self.conduct.session, loss.why))
+        return Out(loss.rank, parties, lost=True)
+
     def let_go(self, rank: int) -> Out | None:
         """A message that nobody reads; one too many of them is an offence."""
         if not self.conduct.let_go(rank):
@@ -131,6 +166,8 @@ class Mailbox:
                     out = self.blame(source, f"spoke for party {stranger}, which it does not host")
                 else:
                     out = self.let_go(source)
+            except RankLost as loss:
+                out = self.lose(loss)
             except FrameError as error:
                 if error.lost or not self.conduct.is_out(error.source):
                     out = self.blame(error.source, f"sent what cannot be read ({error.what})", error.lost)
@@ -165,13 +202,18 @@ class Mailbox:
                 return None
 
     def collect(
-        self, session: str, kind: type[Kind], take: Callable[[int, Kind], str], strict: bool = False
+        self,
+        session: str,
+        kind: type[Kind],
+        take: Callable[[int, Kind], str],
+        strict: bool = False,
+        ranks: Collection[int] | None = None,
     ) -> set[int]:
-        """One message of `kind` from every rank that is not benched; `take` is given each, and says what is wrong with it, if
-        anything is. Returns the ranks without a good one. `strict` as in `Conduct.begin`."""
+        """One message of `kind` from every rank, or from some, that is neither benched nor lost; `take` is given each, and says what is
+        wrong with it, if anything is. Returns the ranks without a good one. `strict` as in `Conduct.begin`."""
         self.conduct.begin(session, strict)
-        lacking = set(self.placement.ranks())
-        missing, limit = lacking - self.conduct.benched_ranks, Limit(time.monotonic() + self.patience)
+        lacking = set(self.placement.ranks() if ranks is None else ranks)
+        missing, limit = lacking - self.conduct.gone_ranks, Limit(time.monotonic() + self.patience)
         while missing:
             arrived = self.take(limit.deadline)
             out: Out | None = None
@@ -209,6 +251,6 @@ class Mailbox:
         """A party that it speaks for and this rank does not host."""
         hosted = self.placement.parties_of(source)
         for party in (*speakers(message), *([message.party] if message.party != NOBODY else ())):
-            if not hosted[0] <= party <= hosted[-1]:  # blocks are contiguous
+            if not hosted or not hosted[0] <= party <= hosted[-1] or self.placement.rank_of(party) != source:
                 return party
         return None

@@ -4,6 +4,7 @@ sample -> log who is asked -> send the model -> (local work, on the clients) -> 
 """
 
 import collections
+import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping
@@ -13,6 +14,7 @@ import numpy as np
 
 from fedmpi.aggregation import figures
 from fedmpi.aggregation.base import Sum
+from fedmpi.aggregation.dropout import planned
 from fedmpi.aggregation.protocol import Session, chosen_clear, digest
 from fedmpi.algorithm import Algorithm
 from fedmpi.errors import ProtocolError, TransportError
@@ -22,6 +24,7 @@ from fedmpi.privacy.releases import Asked, Ended, Failed, Opened, Shown, Stepped
 from fedmpi.report.record import Record
 from fedmpi.report.savings import hybrid_savings
 from fedmpi.runtime import build, checkpoint, keep, schedule
+from fedmpi.runtime.adoption import Adoption
 from fedmpi.runtime.conduct import Conduct
 from fedmpi.runtime.evaluate import add_reports
 from fedmpi.runtime.gather import Gathering, Outcome
@@ -41,7 +44,11 @@ def run_server(endpoint: Endpoint, orders: build.Orders, placement: Placement, r
     """The whole life of rank 0; returns the summary."""
     config, watch = orders.config, Stopwatch()
     endpoint.ledger.detailed = build.detailed_ledger(config)
-    mailbox = Mailbox(endpoint, placement, config.run.round_deadline, warn=record.terminal.warn)
+    endpoint.watch(config.run.rank_deadline)
+    endpoint.spoken_of = record.terminal.warn
+    mailbox = Mailbox(
+        endpoint, placement, config.run.round_deadline, warn=record.terminal.warn, on_loss=config.run.on_loss
+    )
     with watch("setup"):
         text = orders.to_text()
         mailbox.to_hosts(range(config.run.parties), lambda hosted: Setup(config=text, parties=hosted))
@@ -79,6 +86,9 @@ class Server:
         self.clear = chosen_clear(self.config)
         self.nonces: dict[int, bytes] = {}  # of each rank's parties, where the adversary is active
         self.dropouts: collections.Counter[str] = collections.Counter()
+        self.lost_before: list[dict[str, Any]] = []  # ranks, before the run was interrupted
+        self.lost: list[str] = []  # what a dropout plan would say of the parties of lost ranks
+        self.adoption = Adoption(self.config, mailbox, record.terminal.warn)
         self.theta = algorithm.initial()
         self.references: dict[str, float | None] = dict.fromkeys(algorithm.reference_scores)
         self.scores: dict[str, float | None] = dict.fromkeys(algorithm.scores)
@@ -90,7 +100,7 @@ class Server:
             self.config, self.mechanism, type(self.algorithm), self.resume_round, state.get("releases")
         )
         lacking = self.mailbox.collect("handshake", Ready, self._take_ready, strict=True)
-        silent = lacking - self.conduct.benched_ranks
+        silent = lacking - self.conduct.gone_ranks
         if silent or len(lacking) == len(self.mailbox.placement.ranks()):
             raise TransportError(f"no Ready from ranks {sorted(silent or lacking)} (round_deadline)")
         # Not before: who was benched when the run was interrupted still has its say in who shares in the clear.
@@ -114,6 +124,7 @@ class Server:
             self.measure_references()
         first = self.resume_round + 1 if self.algorithm.shares else self.config.run.rounds
         for round in range(first, self.config.run.rounds + 1):
+            self.regroup()
             self.round(round)
         return self.finish()
 
@@ -130,6 +141,7 @@ class Server:
             row["skipped"] = f"{self.config.run.method} shares nothing"
         elif schedule.enough(self.config.privacy.min_cohort, cohort, self.clear):
             self.releases.note(self.asked(round, drawn, cohort))
+            self.adoption.asked(round, drawn, self.theta)
             self.send_model(Train, round, drawn, fillers)
             outcome = self.aggregate(round, cohort)
             if outcome.sum is not None:
@@ -137,7 +149,7 @@ class Server:
                 self.step(outcome.sum, drawn)
             else:
                 self.releases.note(Failed(round))
-            row |= self.figures(outcome)
+            row |= self.figures(round, outcome)
         else:
             row["skipped"] = f"cohort below min_cohort ({self.config.privacy.min_cohort})"
         if schedule.evaluation_due(self.config, round):
@@ -146,6 +158,22 @@ class Server:
         self.record.round(row, self.releases.account.statement(quick=True))
         if schedule.checkpoint_due(self.config, round):
             self.checkpoint(round)
+
+    def regroup(self) -> None:
+        """Where ranks were lost: others take their parties over, or there are enough left for another sum. Otherwise the run ends, and
+        can be resumed with everybody from before the loss."""
+        self.adoption.mend()
+        hidden = set(range(self.config.run.parties)) - self.clear
+        left = {party for party in hidden if not self.conduct.is_absent(party)}
+        if not self.mailbox.losses or not hidden or self.config.privacy.sampling < 1 or not self.algorithm.shares:
+            return
+        rules = self.end.rules.of(Session(0), len(hidden), self.mechanism.encoding)
+        if len(left) < rules.threshold or len(hidden) - len(left) > rules.tolerated:
+            least = max(rules.threshold, len(hidden) - rules.tolerated)
+            raise TransportError(
+                f"{len(left)} of {len(hidden)} parties are left, a sum needs {least}: no later round can have one; "
+                f"--resume {self.config.out} goes on from the last checkpoint, with everybody that it has"
+            )
 
     # ---- its steps ----
 
@@ -220,10 +248,11 @@ class Server:
                 support = self.algorithm.public_support(self.theta) if found.support is None else found.support
             self.theta = self.algorithm.step(self.theta, total, settings.server_lr / by, support)
 
-    def figures(self, outcome: Outcome) -> dict[str, float | str | None]:
+    def figures(self, round: int, outcome: Outcome) -> dict[str, float | str | None]:
         """What the round's row says of it, and the warnings. Parties' figures in party order, and of the survivors only: whether
         a dropped party's report came in time is chance. Those of a party whose training diverged are in no mean of others."""
         self.dropouts += outcome.dropouts
+        self.lost += [planned(round, party, phase) for party, phase in sorted(outcome.lost.items())]
         for line in outcome.complaints:
             self.record.terminal.warn(line)
         survivors = outcome.reports if outcome.sum is None else outcome.sum.survivors
@@ -235,6 +264,8 @@ class Server:
             # The method's columns, then the engine's two.
             said |= finite(self.algorithm.summarise_training(rows[:, :-2]))
             said |= finite({"update_norm": float(rows[:, -2].mean()), "clipped": float(rows[:, -1].mean())})
+        if outcome.lost:
+            said["lost"] = len(outcome.lost)
         return said | ({"failed": outcome.failed} if outcome.sum is None else {"survivors": len(survivors)})
 
     # ---- tests ----
@@ -260,6 +291,7 @@ class Server:
             if self.config.run.keep_parties and round == self.config.run.rounds:
                 self.send_model(Evaluate, round, everyone)  # for the parts that they keep; nobody answers
             return None
+        self.adoption.mend()
         self.releases.note(Shown(round, shown))
         self.send_model(Evaluate, round, everyone)
         with self.watch("evaluation" if round else "references"):
@@ -300,23 +332,37 @@ class Server:
 
     def checkpoint(self, round: int) -> None:
         with self.watch("checkpoint"):
-            self.mailbox.to_all(Checkpoint(round))
-            _, silent = self.collect_tallies(f"checkpoint of round {round}")
-            if silent:
-                return self.record.terminal.warn(
-                    f"round {round} is not checkpointed: nobody knows what those ranks kept"
-                )
+            while True:
+                self.regroup()
+                losses = len(self.mailbox.losses)
+                self.mailbox.to_all(Checkpoint(round))
+                _, silent = self.collect_tallies(f"checkpoint of round {round}")
+                if silent:
+                    return self.record.terminal.warn(
+                        f"round {round} is not checkpointed: nobody knows what those ranks kept"
+                    )
+                if len(self.mailbox.losses) == losses:
+                    break  # otherwise once more, without a rank that was lost over it, or with its parties elsewhere
             ledger, counted = self.tallies.state()
             state = {
                 "releases": self.releases.log.position(),
                 "references": self.references,
                 "dropouts": dict(self.dropouts),
+                "lost": self.losses(),
                 "conduct": self.conduct.state(),
                 "tally": counted,
             }
             arrays = {"theta": self.theta, "ledger": ledger}
             arrays |= {f"method.{name}": value for name, value in self.algorithm.server_state().items()}
             checkpoint.save_server(self.config, round, arrays, state)
+            self.adoption.checkpointed(round)
+
+    def losses(self) -> dict[str, Any]:
+        """Of ranks, and what a dropout plan would say of their parties."""
+        return {
+            "ranks": self.lost_before + [dataclasses.asdict(loss) for loss in self.mailbox.losses],
+            "plan": self.lost,
+        }
 
     def restore(self, round: int) -> dict[str, Any]:
         """Go on from a checkpoint; returns what else it holds: of the log of releases, and of who broke the rules."""
@@ -326,6 +372,9 @@ class Server:
         self.algorithm.load_server_state({name.partition(".")[2]: value for name, value in arrays.items()})
         self.dropouts.update(state["dropouts"])
         self.references = state["references"]
+        lost = state.get("lost", {"ranks": [], "plan": []})
+        self.lost_before, self.lost = lost["ranks"], lost["plan"]
+        self.adoption.checkpointed(round)
         return state
 
     def collect_tallies(self, session: str) -> tuple[set[int], list[int]]:
@@ -341,7 +390,9 @@ class Server:
 
     def finish(self) -> dict[str, Any]:
         endpoint = self.mailbox.endpoint
+        self.adoption.mend()
         endpoint.parted.clear()
+        endpoint.closing = True
         self.mailbox.to_all(Stop())
         lacking, _ = self.collect_tallies("end of the run")
         for rank in lacking:
@@ -369,7 +420,7 @@ class Server:
             "seconds": self.watch.as_dict(),
             "memory_pss": self.tallies.memory(),
             "dropouts": {kind: self.dropouts[kind] for kind in ("planned", "real", "caught", "failed_rounds")}
-            | {"benched": list(self.conduct.benched)},
+            | {"benched": list(self.conduct.benched), "lost": self.losses()},
             "untallied_ranks": sorted(self.tallies.untallied),
         }
         if self.config.aggregation.aggregation == "hybrid":

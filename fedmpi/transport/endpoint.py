@@ -6,7 +6,8 @@ one chunk to a rank), `_take` (one arrived chunk, if any) and `_unsent` (how muc
 
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from fedmpi.errors import TransportError, WireError
@@ -20,6 +21,7 @@ CHUNK = 1 << 30
 
 # A waiting rank must not burn a core that a working rank needs: look, then sleep a little longer each time.
 # While bytes are on their way a nap stays short: MPI moves a large message in pieces, one with each look.
+LAST_POST = 1.0  # seconds in which messages go before the news that a rank is lost
 SHORTEST_NAP, TRANSFER_NAP, LONGEST_NAP = 10e-6, 200e-6, 5e-3
 
 
@@ -29,6 +31,14 @@ class FrameError(WireError):
     def __init__(self, source: int, what: str, lost: bool = False):
         self.source, self.what, self.lost = source, what, lost
         super().__init__(f"from rank {source}: {what}")
+
+
+class RankLost(TransportError):
+    """A rank that is dead, or that was not heard of for as long as ranks are waited for. It is told once of each."""
+
+    def __init__(self, rank: int, why: str):
+        self.rank, self.why = rank, why
+        super().__init__(f"rank {rank} {why}")
 
 
 class Limits(Protocol):
@@ -52,7 +62,11 @@ class Endpoint(ABC):
         # For rank 0, whom the others could keep busy or make run out of memory; a client has one peer, and leaves if it lies.
         self.limits: Limits | None = None  # None: a message of any size that a header can announce
         self.muted: set[int] = set()  # whose messages are thrown away unread
-        self.parted: set[int] = set()  # who has sent a tally, the last thing that a client says
+        self.lost: dict[int, str] = {}  # ranks that are dead or silent for too long, and why
+        self._news: deque[tuple[float, RankLost]] = deque()  # those of them that nobody was told of, and since when
+        self.spoken_of: Callable[[str], object] = lambda line: None  # told of a rank that begins to be silent
+        self.parted: set[int] = set()  # who has sent a tally, the last thing that a client says ...
+        self.closing = False  # ... once the run is over
         self._taken: Counter[int] = Counter()  # bytes that came from each rank since its last tally ...
         self.taken_by_tally: dict[int, int] = {}  # ... and how many that were at its last one, the tally included
 
@@ -81,7 +95,8 @@ class Endpoint(ABC):
         self.bytes_given = 0  # its own bytes are in the tally already
 
     def poll(self, timeout: float | None = None) -> tuple[int, Message] | None:
-        """The next message and the rank it came from, or None once `timeout` seconds (None: for ever) have passed."""
+        """The next message and the rank it came from, or None once `timeout` seconds (None: for ever) have passed. RankLost: a rank
+        has gone that is not muted."""
         deadline = None if timeout is None else time.monotonic() + timeout
         nap = SHORTEST_NAP
         while True:
@@ -91,6 +106,8 @@ class Endpoint(ABC):
                 complete = self._assemble(*arrived)
                 if complete is not None:
                     return complete
+            if self._news and (arrived is None or time.monotonic() > self._news[0][0] + LAST_POST):
+                raise self._news.popleft()[1]  # after what had come from it
             if deadline is not None and time.monotonic() >= deadline:
                 return None
             if arrived is None:
@@ -114,6 +131,17 @@ class Endpoint(ABC):
         """From now on what this rank sends is thrown away unread, and what it does not take is not waited for."""
         self.muted.add(rank)
         self._partial.pop(rank, None)
+
+    def watch(self, deadline: float) -> None:  # noqa: B027
+        """From now on a rank that was not heard of for so many seconds is lost."""
+
+    def _lose(self, rank: int, why: str) -> None:
+        if rank in self.lost:
+            return
+        self.lost[rank] = why
+        self._partial.pop(rank, None)
+        if rank not in self.muted:
+            self._news.append((time.monotonic(), RankLost(rank, why)))
 
     def behind(self, age: float) -> set[int]:
         """Ranks, not muted, that have not taken something which was sent to them so many seconds ago."""
@@ -170,24 +198,26 @@ class Endpoint(ABC):
         except WireError:
             pass
 
-    def leave(self, grace: float) -> None:
-        """Before the process ends, once everything is written. MPI waits for every rank before any can leave, and nobody knows what
-        a muted one will do: it has some seconds to say its last word, and some to go; then the job is ended under it."""
-        if not self.muted:
-            return
+    def leave(self, grace: float, code: int = 0) -> None:
+        """Rank 0, before its process ends with this exit code, once everything is written; it may not return. MPI waits for every rank
+        before any can leave, and nobody knows what a muted one will do: it has some seconds to say its last word."""
         deadline, nap = time.monotonic() + grace, SHORTEST_NAP
-        while not self.muted <= self.parted and time.monotonic() < deadline:
+        awaited = self.muted - self.lost.keys()
+        while not awaited <= self.parted and time.monotonic() < deadline:
             arrived = self._take()
             if arrived is None:
                 nap = self._idle(nap)
             elif arrived[0] in self.muted:
                 self._throw_away(*arrived)
-        if not (self.muted <= self.parted and self._close(grace)):
-            self.abort(0)
+        self._close(grace, code, awaited <= self.parted)
 
-    def _close(self, grace: float) -> bool:
-        """Leave the others in good order, which takes all of them; True if that is all, False to have the job ended."""
-        return False
+    def _close(self, grace: float, code: int, in_order: bool) -> None:
+        """`in_order`: everybody who can has said its last word."""
+        if self.muted:
+            self.abort(code)
+
+    def part(self, at_once: bool = False) -> None:  # noqa: B027
+        """A client, before its process ends: when rank 0 says so, or, if it was given up, at once. It may not return."""
 
     @abstractmethod
     def _post(self, rank: int, piece: memoryview) -> None: ...

@@ -16,12 +16,17 @@ class Disconnected(TransportError):
     """The job ended under this rank; the rank that ended it has the reason."""
 
 
+class Killed(TransportError):
+    """In place of a signal that a thread cannot be sent: the rank says nothing more, and rank 0 finds it gone."""
+
+
 class Hub:
     """The queues between the endpoints of one job."""
 
     def __init__(self, size: int, chunk: int = CHUNK):
         self.queues: list[queue.SimpleQueue[tuple[int, Buffer]]] = [queue.SimpleQueue() for _ in range(size)]
         self.broken = threading.Event()
+        self.dead: set[int] = set()
         self.endpoints = [MemoryEndpoint(self, rank, size, chunk) for rank in range(size)]
 
 
@@ -34,6 +39,10 @@ class MemoryEndpoint(Endpoint):
         self._hub.queues[rank].put((self.rank, bytes(piece)))
 
     def _take(self) -> tuple[int, Buffer] | None:
+        if self.rank in self._hub.dead:
+            raise Killed(f"rank {self.rank} is dead")
+        for rank in self._hub.dead - self.lost.keys() if self.rank == 0 else ():
+            self._lose(rank, "is gone")
         if self._hub.broken.is_set():
             raise Disconnected("another rank ended the job")
         try:
@@ -49,6 +58,11 @@ class MemoryEndpoint(Endpoint):
     def _unsent(self) -> int:
         return 0
 
+    def die(self) -> None:
+        """As SIGKILL ends a process."""
+        self._hub.dead.add(self.rank)
+        raise Killed(f"rank {self.rank} is dead")
+
     def abort(self, code: int) -> None:
         self._hub.broken.set()
 
@@ -62,6 +76,8 @@ def run_ranks(size: int, target: Callable[[Endpoint], Any], chunk: int = CHUNK) 
     def work(rank: int) -> None:
         try:
             results[rank] = target(hub.endpoints[rank])
+        except Killed:
+            pass
         except BaseException as error:  # every kind of failure must reach the caller, not die with the thread
             errors.append(error)
             hub.broken.set()

@@ -8,6 +8,7 @@ What is larger than anything that its sender may send is received into a sink: 6
 that is cut short (MPI_ERR_TRUNCATE) is no way to do that: Open MPI 5 writes beyond the buffer if the message is a large one.
 """
 
+import atexit
 import contextlib
 import errno
 import os
@@ -17,21 +18,24 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import mpi4py
 import numpy as np
 import psutil
 
-mpi4py.rc.thread_level = "single"
+mpi4py.rc.thread_level = "serialized"  # the heart is a thread of its own
 
 from mpi4py import MPI  # noqa: E402  (initialises MPI, after rc is set)
 
 from fedmpi.errors import TransportError  # noqa: E402
-from fedmpi.transport.endpoint import CHUNK, SHORTEST_NAP, Endpoint, FrameError  # noqa: E402
+from fedmpi.transport.endpoint import CHUNK, LONGEST_NAP, SHORTEST_NAP, Endpoint, FrameError  # noqa: E402
+from fedmpi.transport.heartbeat import BEAT, Silence  # noqa: E402
 from fedmpi.wire.frame import FRAMING  # noqa: E402
 
-TAG = 7
+TAG, BEAT_TAG, QUIT, FINALIZE = 7, 8, 9, 10
+LISTEN = BEAT / 4  # seconds between two looks for beats
+UNHEARD = 10  # times the deadline of a rank is what rank 0 may be silent: with it everything ends
 SINK = 1 << 16  # bytes
 LOOKS = 100  # at a message that has begun to arrive, before others are looked for
 # Open MPI's own sign of `--with-ft ulfm`: the launcher then takes the end of a rank for something that the others live with.
@@ -51,18 +55,75 @@ class MpiEndpoint(Endpoint):
         self._incoming: dict[int, tuple[MPI.Request, memoryview]] = {}  # by sender
         self._sunk: dict[int, MPI.Request] = {}  # by sender
         self._drain: MPI.Datatype | None = None
-        self._dead: set[int] = set()  # muted ranks that have failed; the end of any other one is the end of the run
+        self._dead: set[int] = set()  # as MPI says (ULFM)
+        self._silence: Silence | None = None
+        self._listened = 0.0
+        self._access = threading.RLock()  # to MPI, of this thread and the heart
+        self._still = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="heart", daemon=True)
+        self._heart.start()
+        atexit.register(self._rest)  # before MPI_Finalize, which mpi4py leaves for the very end
         self._turn = 0
         self._status = MPI.Status()
         self._name: socket.socket | None = None
 
+    # ---- heartbeats: empty messages, in no ledger ----
+
+    def _beat(self) -> None:
+        peers = range(1, self.size) if self.rank == 0 else range(min(1, self.size - 1))
+        sent: dict[int, MPI.Request] = {}
+        while not self._still.wait(BEAT):
+            for peer in peers:
+                with self._access, contextlib.suppress(MPI.Exception):
+                    if peer not in self.lost and not self._still.is_set() and (peer not in sent or sent[peer].Test()):
+                        sent[peer] = self._comm.Isend([b"", MPI.BYTE], dest=peer, tag=BEAT_TAG)
+
+    def _rest(self) -> None:
+        self._still.set()
+        if threading.current_thread() is not self._heart:
+            self._heart.join()
+
+    def watch(self, deadline: float) -> None:
+        peers = range(1, self.size) if self.rank == 0 else (0,)
+        self._silence = Silence(peers, deadline if self.rank == 0 else UNHEARD * deadline)
+
+    def _listen(self) -> None:
+        now = time.monotonic()
+        if self._silence is None or now < self._listened + LISTEN:
+            return
+        self._listened = now
+        for _ in range(4 * self.size):
+            with self._blame(None):
+                matched = self._comm.improbe(MPI.ANY_SOURCE, BEAT_TAG, self._status)
+                if matched is None:
+                    break
+                matched.Recv([np.empty(0, np.uint8), MPI.BYTE])
+                self._silence.heard(self._status.Get_source())
+        for rank in self.parted if self.closing else ():
+            self._silence.forget(rank)  # it is about to leave, without another word
+        named, lost = self._silence.look()
+        for rank in set(named) - set(lost):
+            self.spoken_of(f"rank {rank} has not been heard of for {self._silence.notice:g} s")
+        for rank in lost:
+            self._silence.forget(rank)
+            self._lose(rank, f"has not been heard of for {self._silence.deadline:g} s")
+
+    # ---- messages ----
+
     def _post(self, rank: int, piece: memoryview) -> None:
-        with self._blame(rank):
+        if rank in self._dead:
+            return
+        with self._access, self._blame(rank):
             request = self._comm.Isend([piece, MPI.BYTE], dest=rank, tag=TAG)
             self._outgoing.append((rank, request, piece, time.monotonic()))
 
     def _take(self) -> tuple[int, memoryview] | None:
-        self._unsent()
+        with self._access:
+            self._listen()
+            self._unsent()
+            return self._next()
+
+    def _next(self) -> tuple[int, memoryview] | None:
         for source in self._look():
             matched = None
             with self._blame(None if source == MPI.ANY_SOURCE else source):
@@ -96,8 +157,10 @@ class MpiEndpoint(Endpoint):
 
     def _arrived(self, source: int, looks: int) -> tuple[int, memoryview] | None:
         """The message that is on its way from this rank, if so many looks are enough: each of them moves a part of it."""
-        request, piece = self._incoming[source]
         for look in range(looks):
+            if source not in self._incoming:
+                break  # it died over it
+            request, piece = self._incoming[source]
             if look:
                 time.sleep(SHORTEST_NAP)
             with self._blame(source):
@@ -114,12 +177,16 @@ class MpiEndpoint(Endpoint):
             self._sunk[source] = matched.Irecv([np.empty(SINK, np.uint8), -(-size // SINK), self._drain])
 
     def _unsent(self) -> int:
+        with self._access:
+            return self._test_all()
+
+    def _test_all(self) -> int:
         still = []
         for entry in self._outgoing:
             with self._blame(entry[0]):
                 if not entry[1].Test():
                     still.append(entry)
-        self._outgoing = still  # without what a muted rank died over
+        self._outgoing = still  # without what a rank died over
         for source, request in list(self._sunk.items()):
             with self._blame(source):
                 if request.Test():
@@ -136,27 +203,33 @@ class MpiEndpoint(Endpoint):
         try:
             yield
         except MPI.Exception as error:
-            if error.Get_error_class() == MPI.ERR_REVOKED:
+            kind = error.Get_error_class()
+            if kind == MPI.ERR_REVOKED:
                 self._end_job(None)  # a rank on another host has failed, and said why
-            if rank in self.muted:
-                return self._bury(rank)
-            who = f"rank {rank}" if rank is not None else self._failed_ranks()
+            if kind in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING) and self._bury():
+                return
+            who = "a rank" if rank is None else f"rank {rank}"
             raise TransportError(f"{who} is gone or out of reach ({error.Get_error_string().strip()})") from None
 
-    def _bury(self, rank: int) -> None:
-        """Nobody waits for a muted rank, so nobody misses it; but MPI_Finalize may, see `leave`."""
-        self._dead.add(rank)
-        self._incoming.pop(rank, None)
-        self._sunk.pop(rank, None)
-
-    def _failed_ranks(self) -> str:
-        """The dead, where the MPI can name them (ULFM)."""
+    def _bury(self) -> bool:
+        """Write down who is dead, where the MPI can name them and goes on without them (ULFM). A client has one peer alone."""
         try:
             group = self._comm.Get_failed()
-            ranks = group.Translate_ranks(range(group.size), self._comm.group)
+            dead = set(group.Translate_ranks(range(group.size), self._comm.group))
+            self._comm.Ack_failed()
         except (MPI.Exception, NotImplementedError):
-            return "a rank"
-        return f"rank {', '.join(map(str, sorted(ranks)))}" if len(ranks) else "a rank"
+            return False
+        if self.rank and 0 in dead:
+            raise TransportError("rank 0 is gone")
+        for rank in sorted(dead - self._dead):
+            self._dead.add(rank)
+            self._incoming.pop(rank, None)
+            self._sunk.pop(rank, None)
+            if self._silence is not None:
+                self._silence.forget(rank)
+            if self.rank == 0:
+                self._lose(rank, "is gone")
+        return bool(dead)
 
     def speak_first(self) -> None:
         # A name that only one process of a host can hold, and that goes with it. Without a launcher that names the job,
@@ -181,15 +254,72 @@ class MpiEndpoint(Endpoint):
         insist(_launcher())
         MPI.COMM_WORLD.Abort(code)
 
-    def _close(self, grace: float) -> bool:
-        if self._dead or SURVIVES:
-            return False
-        late = threading.Timer(grace, self.abort, [0])  # MPI_Finalize lets other threads run
+    # ---- the end of a run ----
+    #
+    # MPI_Finalize waits for everybody. With ULFM it should do without the dead, and was seen to wait for them all the same, with
+    # all others spinning inside it. There a rank may also leave without it, as long as all do: rank 0 says which it is.
+
+    def _close(self, grace: float, code: int, in_order: bool) -> None:
+        if SURVIVES and (self.lost or self._dead or self.muted):
+            self._let_go(QUIT, grace)
+            self._kill(self.lost.keys() - self._dead | self.muted)  # they cannot read it, or will not
+            self._wait_for_ends(grace)
+            self._quit(code)
+        if self.muted and not (in_order and self.muted.isdisjoint(self.lost)):
+            return self.abort(code)
+        if SURVIVES:
+            self._let_go(FINALIZE, grace)
+        elif not self.muted:
+            return
+        late = threading.Timer(grace, self.abort, [code])  # MPI_Finalize lets other threads run
         late.daemon = True
         late.start()
+        self._rest()
         MPI.Finalize()
         late.cancel()
-        return True
+
+    def _let_go(self, how: int, grace: float) -> None:
+        for rank in range(1, self.size):
+            if rank not in self._dead:
+                with self._access, contextlib.suppress(MPI.Exception):
+                    request = self._comm.Isend([b"", MPI.BYTE], dest=rank, tag=how)
+                    self._outgoing.append((rank, request, memoryview(b""), time.monotonic()))
+        with contextlib.suppress(TransportError):
+            self.flush(grace)
+
+    def _wait_for_ends(self, grace: float) -> None:
+        """Who sees rank 0 leave first would call that a failure."""
+        deadline = time.monotonic() + grace
+        while len(self._dead) < self.size - 1 and time.monotonic() < deadline:
+            with self._access, self._blame(None):
+                self._comm.improbe(MPI.ANY_SOURCE, QUIT, self._status)
+            time.sleep(SHORTEST_NAP * 100)
+
+    def _kill(self, ranks: Collection[int]) -> None:
+        """Those of them that are on this host."""
+        for process in _processes_of_job(ranks) if ranks else ():
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def part(self, at_once: bool = False) -> None:
+        while SURVIVES:
+            for how in (QUIT, FINALIZE):
+                with self._access, self._blame(0):
+                    if at_once or self._comm.improbe(0, how, self._status) is not None:
+                        return self._quit(0) if at_once or how == QUIT else None
+            with self._access:
+                self._listen()
+            if self._news:
+                raise self._news.popleft()[1]
+            time.sleep(LONGEST_NAP)
+
+    def _quit(self, code: int) -> None:
+        """Without a word to MPI."""
+        for stream in sys.stdout, sys.stderr:
+            with contextlib.suppress(OSError):
+                stream.flush()
+        insist(_launcher() if self.rank == 0 else None)  # a host that is out of reach does not end
+        os._exit(code)
 
     def _end_job(self, code: int | None) -> None:
         """What MPI_Abort does where the launcher does not: under ULFM it ends the rank that calls it, and the others wait.
@@ -199,7 +329,8 @@ class MpiEndpoint(Endpoint):
         the launcher reports the code of the rank that failed.
         """
         try:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            with contextlib.suppress(ValueError):  # of a thread
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
             self.speak_first()  # two ranks that kill each other would leave nobody's exit code
             with contextlib.suppress(MPI.Exception):
                 self._comm.Revoke()
@@ -208,20 +339,22 @@ class MpiEndpoint(Endpoint):
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             psutil.wait_procs(others, timeout=GRACE)
+            insist(_launcher())
         finally:  # without memory or files of its own it cannot look for others, but leave it can
             if code is not None:
                 os._exit(code)
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _processes_of_job() -> list[psutil.Process]:
-    """All on this host but for this one and those above it, as a shell that waits for its exit code."""
+def _processes_of_job(ranks: Collection[int] | None = None) -> list[psutil.Process]:
+    """All on this host, or those of some ranks, but for this one and those above it, as a shell that waits for its exit code."""
     own = {os.getpid(), *(process.pid for process in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if JOB and process.pid not in own and process.environ().get("PMIX_NAMESPACE") == JOB:
-                found.append(process)
+                if ranks is None or process.environ().get("PMIX_RANK") in {str(rank) for rank in ranks}:
+                    found.append(process)
     return found
 
 

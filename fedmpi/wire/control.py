@@ -20,6 +20,7 @@ from fedmpi.wire.frame import COUNT, Buffer, Reader, array_bytes
 from fedmpi.wire.message import Message, pack_parties, read_parties, register
 from fedmpi.wire.phases import Phase
 
+NOT_HEARD_OF = 3  # code of a Stop to a rank that was given up, should it come back
 NONCE = 16  # bytes of a party's contribution to the name of a session
 
 
@@ -106,6 +107,55 @@ class Nonces(Message):
 
 
 @dataclass(frozen=True)
+class Adopt(Message):
+    """Rank 0 to a rank: take over these parties of one that was lost, as they were after the checkpoint of `round`; then so many
+    rounds are to be done once more, each with its Replay."""
+
+    TYPE = 17
+    PHASE = Phase.SETUP
+    parties: tuple[int, ...] = ()
+    replays: int = 0
+
+    def buffers(self) -> list[Buffer]:
+        return [pack_parties(self.parties), COUNT.pack(self.replays)]
+
+    def shares(self) -> Iterable[tuple[int, int]]:
+        return [(party, self.wire_size(1)) for party in self.parties]
+
+    @staticmethod
+    def wire_size(parties: int) -> int:
+        return 2 * COUNT.size + 4 * parties
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return read_parties(reader), reader.count()
+
+
+@dataclass(frozen=True)
+class Adopted(Message):
+    """A rank to rank 0: they are here, or (`why`) cannot be."""
+
+    TYPE = 18
+    PHASE = Phase.SETUP
+    LONGEST: ClassVar[int] = 1000  # bytes
+    why: str = ""
+
+    def buffers(self) -> list[Buffer]:
+        return [self.why.encode()[: self.LONGEST]]
+
+    def shares(self) -> Iterable[tuple[int, int]]:
+        return []
+
+    @staticmethod
+    def wire_size(why_bytes: int) -> int:
+        return why_bytes
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return (bytes(reader.rest()).decode(errors="replace"),)
+
+
+@dataclass(frozen=True)
 class _Bookkeeping(Message):
     PHASE = Phase.BOOKKEEPING
 
@@ -175,4 +225,4 @@ class Tally(_Bookkeeping):
         return bytes_given, rows, facts
 
 
-register(Setup, Ready, Nonces, Checkpoint, Stop, Tally)
+register(Adopt, Adopted, Setup, Ready, Nonces, Checkpoint, Stop, Tally)

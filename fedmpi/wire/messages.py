@@ -31,6 +31,7 @@ __all__ = [
     "PlainInput",
     "PlainRows",
     "Ready",
+    "Replay",
     "Setup",
     "Stop",
     "SupportProposal",
@@ -112,6 +113,14 @@ class Train(_Model):
     """Rank 0 to a rank: train these parties from theta."""
 
     TYPE = 3
+    PHASE = Phase.MODEL
+
+
+@dataclass(frozen=True)
+class Replay(_Model):
+    """Rank 0 to a rank that takes parties over: do their local work of this round once more. None of it leaves."""
+
+    TYPE = 19
     PHASE = Phase.MODEL
 
 
@@ -263,4 +272,4 @@ class EvalReport(_Report):
     PHASE = Phase.EVALUATION
 
 
-register(Fill, Train, SupportProposal, SupportUnion, PlainInput, PlainRows, TrainReport, Evaluate, EvalReport)
+register(Fill, Train, Replay, SupportProposal, SupportUnion, PlainInput, PlainRows, TrainReport, Evaluate, EvalReport)

@@ -1,0 +1,115 @@
+"""A client rank: the parties that it was started for, and those that it took over from ranks that were lost.
+
+Each block of parties is a `Client` of its own, with its own method and states; messages go to the block whose parties they are about.
+What is taken over starts from the last checkpoint, on a disk that this rank can read, and does the local work of the rounds since then
+once more, from the models of those rounds. Nothing leaves by that, so nothing is released; and local work is a function of the seed, so
+the parties are where they would be had they only dropped out.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from fedmpi.errors import DataError, FedmpiError, ProtocolError
+from fedmpi.runtime import checkpoint
+from fedmpi.runtime.client import SERVER, Client, next_message
+from fedmpi.runtime.placement import named
+from fedmpi.transport.endpoint import Endpoint
+from fedmpi.wire.control import NOT_HEARD_OF, Adopt, Adopted, Nonces
+from fedmpi.wire.message import Message, speakers
+from fedmpi.wire.messages import Checkpoint, Replay, Stop
+from fedmpi.wire.phases import Phase
+
+
+class Rank:
+    def __init__(self, endpoint: Endpoint, home: Client, make: Callable[[tuple[int, ...]], Client]):
+        """`make`: a client for other parties, with nothing restored."""
+        self._endpoint, self._home, self._make = endpoint, home, make
+        self._clients = [home]
+        self._arriving: Client | None = None  # who is being taken over, while rounds are still to be done once more ...
+        self._replays = 0  # ... and how many
+
+    def serve(self) -> int:
+        handlers: dict[type[Message], Callable[[Any], None]] = {
+            Nonces: self._home.meet,
+            Adopt: self.adopt,
+            Replay: self.replay,
+            Checkpoint: self.checkpoint,
+        }
+        while True:
+            message = next_message(self._endpoint)
+            if isinstance(message, Stop):
+                return self.stop(message)
+            handlers.get(type(message), self.pass_on)(message)
+
+    def pass_on(self, message: Message) -> None:
+        about = speakers(message)[:1]
+        whose = next((client for client in self._clients if {*about} & {*client.parties}), self._home)
+        whose.receive(message)
+
+    def stop(self, message: Stop) -> int:
+        if message.code == NOT_HEARD_OF:
+            print(
+                f"fedmpi: rank {self._endpoint.rank}: rank 0 had not heard of it for too long, and went on without it",
+                file=sys.stderr,
+                flush=True,
+            )
+        else:
+            for client in self._clients:
+                client.keep_final()
+        self._home.send_tally()
+        self._endpoint.flush()
+        self._endpoint.part(at_once=message.code == NOT_HEARD_OF)
+        return 0
+
+    def checkpoint(self, message: Checkpoint) -> None:
+        for client in self._clients:
+            client.keep(message)
+        self._home.send_tally()
+
+    # ---- parties of a rank that was lost ----
+
+    def adopt(self, message: Adopt) -> None:
+        config = self._home.config
+        if config.run.on_loss != "adopt":
+            raise ProtocolError(
+                "rank 0 asked this rank to take parties over, without --on-loss adopt", phase=Phase.SETUP
+            )
+        if {*message.parties} & {party for client in self._clients for party in client.parties}:
+            raise ProtocolError("rank 0 asked this rank to take over parties that it hosts", phase=Phase.SETUP)
+        if not message.parties or not 0 <= message.parties[0] <= message.parties[-1] < config.run.parties:
+            raise ProtocolError("rank 0 asked this rank to take over parties that there are none of", phase=Phase.SETUP)
+        try:
+            client = self._make(message.parties)
+            if message.round:
+                checkpoint.load_parties(config, client.algorithm, message.parties, message.round)
+        except (DataError, OSError) as error:
+            return self._answer(f"cannot take over {named(message.parties)}: {error}")
+        client.trained, client.tested = message.round, message.round - 1
+        self._arriving, self._replays = client, message.replays
+        self._settle()
+
+    def replay(self, message: Replay) -> None:
+        """A round's local work once more; nothing of it leaves."""
+        client = self._arriving
+        if client is None:
+            return  # it could not be taken over, as rank 0 was told
+        client.check_asked(message, message.theta)
+        try:
+            for _ in client.local_work(message):
+                pass
+        except FedmpiError as error:
+            self._arriving = None
+            return self._answer(f"cannot take over {named(client.parties)}: {error}")
+        client.trained, client.tested = message.round, message.round - 1
+        self._replays -= 1
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._arriving is not None and self._replays == 0:
+            self._clients.append(self._arriving)
+            self._arriving = None
+            self._answer("")
+
+    def _answer(self, why: str) -> None:
+        self._endpoint.send(SERVER, Adopted(why=why))
