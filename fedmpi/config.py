@@ -81,6 +81,8 @@ class Run:
     from their last checkpoint, on a disk that all share (adopt), or the run ends, to be resumed (end)"""
     rank_deadline: Annotated[float, Range(least=5)] = 60.0
     """seconds after which a rank that is not heard of is lost; each says once a second that it is there"""
+    log: str | None = None
+    """folder for a file per rank: when it did what, and what it waited for"""
 
 
 @dataclass(frozen=True)
@@ -262,7 +264,7 @@ LAYERS: dict[str, Any] = typing.get_type_hints(Config)
 # Each rank's own affair: where it keeps and finds things, what it computes with, and how long rank 0 waits. None of it changes
 # what is computed or what protects it, so ranks need not agree.
 OWN = {
-    "run": ("preset", "out", "resume", "checkpoint_every", "keep_parties", "round_deadline", "rank_deadline"),
+    "run": ("preset", "out", "resume", "checkpoint_every", "keep_parties", "round_deadline", "rank_deadline", "log"),
     "data": ("data_dir", "cache_dir"),
     "aggregation": ("pki", "phase_deadline"),
     "machine": ("device", "threads"),

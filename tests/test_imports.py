@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "fedmpi"
 
 # Known to everybody: how things go wrong, how files are written, where chance comes from.
-COMMON = {"errors", "files", "randomness"}
+COMMON = {"log", "errors", "files", "randomness"}
 # package -> the packages of fedmpi that it may import, besides these and itself
 ALLOWED = {
     "errors": set(),

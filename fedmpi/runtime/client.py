@@ -14,6 +14,7 @@ from fedmpi.aggregation.protocol import chosen_clear, digest
 from fedmpi.algorithm import Algorithm, LocalUpdate, RowUpdates
 from fedmpi.config import Config
 from fedmpi.errors import ProtocolError
+from fedmpi.log import log, open_log
 from fedmpi.privacy.mechanism import Mechanism
 from fedmpi.runtime import build, checkpoint, floor, keep, schedule
 from fedmpi.runtime.departures import DEPARTURES, Leaving
@@ -46,6 +47,7 @@ SERVER = 0
 
 def run_client(endpoint: Endpoint, own: Config) -> int:
     """The whole life of a client rank; returns its exit code. `own`: what this rank was started for, by its own command line."""
+    open_log(own.run.log, endpoint.rank)
     endpoint.watch(own.run.rank_deadline)
     first = next_message(endpoint)
     if isinstance(first, Stop):
@@ -182,6 +184,7 @@ class Client:
         while True:
             with self.spent.watch("local work"):
                 done = next(work, None)
+            log.debug("round %d: local work of %s", model.round, "all is done" if done is None else done.parties)
             if done is None:
                 break
             for party in done.parties:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fedmpi.errors import TransportError
+from fedmpi.log import log
 from fedmpi.runtime.mailbox import Mailbox, Out
 from fedmpi.wire.messages import EvalReport
 from fedmpi.wire.phases import Purpose
@@ -22,6 +23,7 @@ def add_reports(
     missing = set(asked)
     mailbox.conduct.begin(f"test figures of round {round}")
     deadline = time.monotonic() + mailbox.patience
+    log.debug("test figures of round %d: waiting for parties %s", round, asked)
     while missing:
         arrived = mailbox.take_of(round, Purpose.TRAINING, deadline)
         if arrived is None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedmpi.aggregation.base import Answers, ServerSession, Sum
 from fedmpi.errors import Fault, ProtocolError, TransportError
+from fedmpi.log import log
 from fedmpi.runtime.mailbox import Mailbox, Out
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.wire.message import Message, speakers
@@ -69,6 +70,7 @@ class Gathering:
         asked = tuple(party for party in cohort if party not in self._gone)
         phase, deadline = session.phase_name, time.monotonic() + self._mailbox.patience
         last = deadline  # for local work
+        log.debug("%s, %s: waiting for parties %s", name, phase, session.waiting())
 
         def gone(party: int) -> bool:
             return party in self._gone or party in session.vanished
@@ -76,6 +78,7 @@ class Gathering:
         while not session.done:
             if session.phase_name != phase:
                 phase, deadline = session.phase_name, time.monotonic() + self._phase_deadline
+                log.debug("%s, %s: waiting for parties %s", name, phase, session.waiting())
                 # Whoever had answered before it was lost is asked once more, and not heard.
                 self._lose(session, [party for party in session.waiting() if party in self._gone])
                 continue
@@ -148,6 +151,7 @@ class Gathering:
 
     def _expire(self, session: ServerSession, round: int, asked: tuple[int, ...]) -> None:
         late = session.waiting()
+        log.debug("round %d, %s: the deadline has passed for parties %s", round, session.phase_name, late)
         self._outcome.dropouts["real"] += len(late)
         ranks = set(map(self._mailbox.placement.rank_of, late))
         if late == asked and ranks == set(self._mailbox.placement.ranks()) - self._mailbox.conduct.gone_ranks:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 
 from fedmpi.aggregation.base import Answers
 from fedmpi.errors import TransportError
+from fedmpi.log import log
 from fedmpi.runtime.conduct import Conduct
 from fedmpi.runtime.placement import Placement, named
 from fedmpi.transport.endpoint import Endpoint, FrameError, RankLost
@@ -128,6 +129,7 @@ class Mailbox:
         """A rank is dead, or not heard of. Its parties are as dropped as those that a plan has vanish; it ends the run if that is what
         was asked for, or if it was the last one."""
         parties = self.placement.parties_of(loss.rank)
+        log.debug("%s", loss)
         self.conduct.lost_ranks.add(loss.rank)
         self.endpoint.mute(loss.rank)
         if self._on_loss == "end" or self.conduct.gone_ranks.issuperset(self.placement.ranks()):
@@ -214,6 +216,7 @@ class Mailbox:
         self.conduct.begin(session, strict)
         lacking = set(self.placement.ranks() if ranks is None else ranks)
         missing, limit = lacking - self.conduct.gone_ranks, Limit(time.monotonic() + self.patience)
+        log.debug("%s: waiting for %s of ranks %s", session, kind.__name__, sorted(missing))
         while missing:
             arrived = self.take(limit.deadline)
             out: Out | None = None

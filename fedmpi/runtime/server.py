@@ -18,6 +18,7 @@ from fedmpi.aggregation.dropout import planned
 from fedmpi.aggregation.protocol import Session, chosen_clear, digest
 from fedmpi.algorithm import Algorithm
 from fedmpi.errors import ProtocolError, TransportError
+from fedmpi.log import open_log
 from fedmpi.privacy.account import Releases
 from fedmpi.privacy.mechanism import Mechanism
 from fedmpi.privacy.releases import Asked, Ended, Failed, Opened, Shown, Stepped
@@ -44,6 +45,7 @@ def run_server(endpoint: Endpoint, orders: build.Orders, placement: Placement, r
     """The whole life of rank 0; returns the summary."""
     config, watch = orders.config, Stopwatch()
     endpoint.ledger.detailed = build.detailed_ledger(config)
+    open_log(config.run.log, endpoint.rank)
     endpoint.watch(config.run.rank_deadline)
     endpoint.spoken_of = record.terminal.warn
     mailbox = Mailbox(

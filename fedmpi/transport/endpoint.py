@@ -8,12 +8,14 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable
+from logging import DEBUG
 from typing import Any, Protocol
 
 from fedmpi.errors import TransportError, WireError
+from fedmpi.log import log
 from fedmpi.transport.ledger import Ledger
 from fedmpi.wire.frame import FRAMING, Buffer, Header
-from fedmpi.wire.messages import Message, Tally, decode, encode
+from fedmpi.wire.messages import Message, Tally, decode, encode, speakers
 
 # MPI counts are 32-bit in many builds, so a frame above 2 GiB cannot be one message. Chunks from one sender arrive in
 # order, and the frame's header says how many bytes belong together, so a chunk needs no header of its own.
@@ -21,8 +23,16 @@ CHUNK = 1 << 30
 
 # A waiting rank must not burn a core that a working rank needs: look, then sleep a little longer each time.
 # While bytes are on their way a nap stays short: MPI moves a large message in pieces, one with each look.
+LONG = 5.0  # seconds of waiting that are worth a line in the log
 LAST_POST = 1.0  # seconds in which messages go before the news that a rank is lost
 SHORTEST_NAP, TRANSFER_NAP, LONGEST_NAP = 10e-6, 200e-6, 5e-3
+
+
+def _in_words(message: Message) -> str:
+    whose = speakers(message)
+    about = f", {len(whose)} parties from {whose[0]}" if len(whose) > 1 else f", party {whose[0]}" if whose else ""
+    test = ", test" if message.purpose else ""
+    return f"{type(message).__name__}, round {message.round}{test}{about}"
 
 
 class FrameError(WireError):
@@ -72,6 +82,8 @@ class Endpoint(ABC):
 
     def send(self, rank: int, message: Message) -> None:
         """Start sending and return at once; the transport keeps the bytes until they are gone."""
+        if log.isEnabledFor(DEBUG):
+            log.debug("to rank %d: %s", rank, _in_words(message))
         self.ledger.record(message, rank, self._dispatch(rank, message))
 
     def _dispatch(self, rank: int, message: Message) -> int:
@@ -98,14 +110,20 @@ class Endpoint(ABC):
         """The next message and the rank it came from, or None once `timeout` seconds (None: for ever) have passed. RankLost: a rank
         has gone that is not muted."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        nap = SHORTEST_NAP
+        nap, began = SHORTEST_NAP, time.monotonic()
+        spoken = began
         while True:
             arrived = self._take()
             if arrived is not None:
                 nap = SHORTEST_NAP
                 complete = self._assemble(*arrived)
                 if complete is not None:
+                    if log.isEnabledFor(DEBUG):
+                        log.debug("from rank %d: %s", complete[0], _in_words(complete[1]))
                     return complete
+            elif time.monotonic() > spoken + LONG:
+                spoken = time.monotonic()
+                log.debug("has waited %.0f s for a message", spoken - began)
             if self._news and (arrived is None or time.monotonic() > self._news[0][0] + LAST_POST):
                 raise self._news.popleft()[1]  # after what had come from it
             if deadline is not None and time.monotonic() >= deadline:
