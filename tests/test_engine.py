@@ -365,17 +365,6 @@ def test_without_its_account_a_run_under_secret_noise_is_not_gone_on_with(make_c
         run_in_memory(resolve(["--resume", str(config.out)]), 3)
 
 
-def test_a_damaged_or_missing_checkpoint_is_named(make_config, run_in_memory, tmp_path):
-    config = make_config("--rounds 3 --checkpoint-every 2")
-    run_in_memory(config, 3)
-    (config.out / "checkpoint" / "2" / "parties-00000-00001.npz").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(DataError, match="parties-00000-00001.npz"):
-        run_in_memory(resolve(["--resume", str(config.out)]), 3)
-    (config.out / "checkpoint" / "latest").unlink()
-    with pytest.raises(ConfigError, match="no checkpoint there"):
-        run_in_memory(resolve(["--resume", str(config.out)]), 3)
-
-
 # ---- privacy ----
 
 

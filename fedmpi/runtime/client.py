@@ -31,6 +31,7 @@ from fedmpi.wire.messages import (
     EvalReport,
     Evaluate,
     Fill,
+    GoOn,
     Nonces,
     Ready,
     Setup,
@@ -59,8 +60,13 @@ def run_client(endpoint: Endpoint, own: Config) -> int:
         mechanism = build.mechanism(orders, algorithm)
         algorithm.host(first.parties)
         client = Client(endpoint, orders, first.parties, identities, algorithm, mechanism, watch)
-        client.restore(orders.resume_round)
-    client.say_ready()
+        reach = client.reach(orders.resume_round)
+    client.say_ready(reach)
+    if orders.config.run.resume:
+        settled = next_message(endpoint)
+        if isinstance(settled, Stop):
+            return 0
+        client.go_on(settled, reach)
     return client.serve()
 
 
@@ -91,7 +97,7 @@ class Client:
         watch: Stopwatch,
     ):
         self.endpoint, self.config, self.parties = endpoint, orders.config, parties
-        self.algorithm, self.mechanism, self.watch = algorithm, mechanism, watch
+        self.algorithm, self.mechanism, self.watch, self.mark = algorithm, mechanism, watch, orders.mark
         self.costs: dict[tuple[int, str, str], float] = defaultdict(float)  # (party, phase, cost) -> CPU seconds
         hybrid = self.config.aggregation.aggregation == "hybrid"
         self.chosen = algorithm.clear_parties() if hybrid else ()  # by the method's rule
@@ -110,17 +116,28 @@ class Client:
         self.trained, self.tested = checkpoint.Counters()  # the last rounds that were asked for: each releases once
         self.final: Evaluate | None = None  # the finished model, under --keep-parties
 
-    def restore(self, round: int) -> None:
-        """Go on after a checkpointed round; 0: from the beginning."""
+    def reach(self, round: int) -> int:
+        """Of the checkpoints up to the one that rank 0 named, the newest that this rank can go on from; 0: the beginning."""
         if self.config.run.resume:
-            self.trained, self.tested = checkpoint.restore_parties(self.config, self.algorithm, self.parties, round)
-        else:
-            checkpoint.begin(self.config)
+            return checkpoint.usable_round(self.config, self.parties, round, self.mark)
+        checkpoint.begin(self.config)
+        return 0
 
-    def say_ready(self) -> None:
+    def go_on(self, settled: Message, reach: int) -> None:
+        """From the checkpoint that all ranks have; files of later rounds go only now."""
+        if not isinstance(settled, GoOn) or settled.round > reach:
+            raise ProtocolError(
+                f"rank 0 sent {type(settled).__name__} of round {settled.round}, expected GoOn of round {reach} or before",
+                phase=Phase.SETUP,
+            )
+        self.trained, self.tested = checkpoint.restore_parties(
+            self.config, self.algorithm, self.parties, settled.round, self.mark
+        )
+
+    def say_ready(self, reach: int = 0) -> None:
         # A checksum is a figure too, and stays home with the others.
         data = self.algorithm.data_fingerprint if self.config.privacy.shown == "party" else 0
-        ready = Ready(0, NOBODY, self.algorithm.dimension, data, self.chosen, self.nonces, self.parties)
+        ready = Ready(reach, NOBODY, self.algorithm.dimension, data, self.chosen, self.nonces, self.parties)
         self.endpoint.send(SERVER, ready)
 
     def meet(self, message: Nonces) -> None:
@@ -300,7 +317,7 @@ class Client:
             )
         with self.watch("checkpoint"):
             counters = checkpoint.Counters(self.trained, self.tested)
-            checkpoint.save_parties(self.config, self.algorithm, self.parties, message.round, counters)
+            checkpoint.save_parties(self.config, self.algorithm, self.parties, message.round, counters, self.mark)
         self.send_tally()
 
     # ---- what it cost ----

@@ -21,7 +21,7 @@ from fedmpi.privacy.mechanism import Mechanism
 from fedmpi.privacy.releases import Asked, Ended, Failed, Opened, Shown, Stepped
 from fedmpi.report.record import Record
 from fedmpi.report.savings import hybrid_savings
-from fedmpi.runtime import build, checkpoint, keep, schedule
+from fedmpi.runtime import build, checkpoint, keep, resume, schedule
 from fedmpi.runtime.conduct import Conduct
 from fedmpi.runtime.evaluate import add_reports
 from fedmpi.runtime.gather import Gathering, Outcome
@@ -33,7 +33,7 @@ from fedmpi.runtime.tallies import Tallies
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.control import NONCE
 from fedmpi.wire.message import alone
-from fedmpi.wire.messages import Checkpoint, Evaluate, Fill, Nonces, Ready, Setup, Stop, Tally, Train
+from fedmpi.wire.messages import Checkpoint, Evaluate, Fill, GoOn, Nonces, Ready, Setup, Stop, Tally, Train
 from fedmpi.wire.phases import Purpose
 
 
@@ -68,7 +68,7 @@ class Server:
         record: Record,
         watch: Stopwatch,
     ):
-        self.config, self.resume_round = orders.config, orders.resume_round
+        self.orders, self.config, self.resume_round = orders, orders.config, orders.resume_round
         self.algorithm, self.mechanism = algorithm, mechanism
         self.mailbox, self.record, self.watch = mailbox, record, watch
         rank_of = mailbox.placement.rank_of
@@ -77,6 +77,7 @@ class Server:
         mailbox.endpoint.limits = Limits(self.config, algorithm, mechanism, mailbox.placement)
         # Who shares in the clear; a method's rule adds to these when ranks are ready, and then nobody does.
         self.clear = chosen_clear(self.config)
+        self.reach: dict[int, int] = {}  # rank -> the checkpoint up to which it can go on, in a resumed run
         self.nonces: dict[int, bytes] = {}  # of each rank's parties, where the adversary is active
         self.dropouts: collections.Counter[str] = collections.Counter()
         self.theta = algorithm.initial()
@@ -85,14 +86,12 @@ class Server:
 
     def handshake(self) -> None:
         """Everybody is there with the same model and data, and it is settled who shares in the clear."""
-        state = self.restore(self.resume_round) if self.resume_round else {}
-        self.releases: Releases = build.releases(
-            self.config, self.mechanism, type(self.algorithm), self.resume_round, state.get("releases")
-        )
+        self.releases: Releases = build.releases(self.orders, self.mechanism, type(self.algorithm))
         lacking = self.mailbox.collect("handshake", Ready, self._take_ready, strict=True)
         silent = lacking - self.conduct.benched_ranks
         if silent or len(lacking) == len(self.mailbox.placement.ranks()):
             raise TransportError(f"no Ready from ranks {sorted(silent or lacking)} (round_deadline)")
+        state = self.go_on() if self.config.run.resume else {}
         # Not before: who was benched when the run was interrupted still has its say in who shares in the clear.
         self.conduct.restore(state.get("conduct", {}))
         for rank in self.conduct.benched_ranks:
@@ -106,6 +105,16 @@ class Server:
             self.mailbox.to_hosts(told, lambda hosted: Nonces(nonces=nonces, parties=hosted))
             self.end.rules.meet(nonces)
         self.record.opening(self.mechanism, self.algorithm.pays_below, self.algorithm.measured_with)
+
+    def go_on(self) -> dict[str, Any]:
+        """From the newest checkpoint that all ranks have; returns what else it holds."""
+        mark = self.orders.mark
+        self.resume_round = round = resume.settle(
+            self.config, mark, self.resume_round, self.reach, self.releases, self.record
+        )
+        self.mailbox.to_all(GoOn(round))
+        checkpoint.forget_after(self.config, round)
+        return self.restore(round) if round else {}
 
     # ---- the run ----
 
@@ -316,11 +325,11 @@ class Server:
             }
             arrays = {"theta": self.theta, "ledger": ledger}
             arrays |= {f"method.{name}": value for name, value in self.algorithm.server_state().items()}
-            checkpoint.save_server(self.config, round, arrays, state)
+            checkpoint.save_server(self.config, round, arrays, state, self.orders.mark)
 
     def restore(self, round: int) -> dict[str, Any]:
-        """Go on from a checkpoint; returns what else it holds: of the log of releases, and of who broke the rules."""
-        arrays, state = checkpoint.load_server(self.config, round)
+        """Go on from a checkpoint; returns what else it holds: of who broke the rules."""
+        arrays, state = checkpoint.load_server(self.config, round, self.orders.mark)
         self.theta = arrays.pop("theta")
         self.tallies.restore(arrays.pop("ledger"), state["tally"])
         self.algorithm.load_server_state({name.partition(".")[2]: value for name, value in arrays.items()})
@@ -390,6 +399,8 @@ class Server:
             raise ProtocolError(
                 f"rank {source} prepared other data than rank 0; delete the prepared folder on its host"
             )
+        if message.round > self.resume_round:
+            return f"said that it goes on from round {message.round}"
         hosted, active = self.mailbox.placement.parties_of(source), self.config.aggregation.adversary == "active"
         chooses = self.config.aggregation.aggregation == "hybrid" and self.algorithm.chooses_clear
         if not set(message.clear) <= set(hosted if chooses else ()):
@@ -397,5 +408,5 @@ class Server:
         if len(message.nonces) != NONCE * len(hosted) * active:
             return f"sent {len(message.nonces)} bytes of nonces for {len(hosted)} parties"
         self.clear |= set(message.clear)
-        self.nonces[source] = message.nonces
+        self.nonces[source], self.reach[source] = message.nonces, message.round
         return ""

@@ -54,7 +54,8 @@ class Setup(Message):
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """Every rank to rank 0: it has its model and its data, and these are they."""
+    """Every rank to rank 0: it has its model and its data, and these are they. `round`: the checkpoint up to which a resumed rank
+    can go on, which rank 0 answers with GoOn."""
 
     TYPE = 2
     PHASE = Phase.SETUP
@@ -111,6 +112,18 @@ class _Bookkeeping(Message):
 
     def shares(self) -> Iterable[tuple[int, int]]:
         return []
+
+
+@dataclass(frozen=True)
+class GoOn(_Bookkeeping):
+    """Rank 0 to every rank of a resumed run, once all are ready: go on from your checkpoint of `round`; 0: from the beginning."""
+
+    TYPE = 16
+    PHASE = Phase.SETUP
+
+    @staticmethod
+    def wire_size() -> int:
+        return 0
 
 
 @dataclass(frozen=True)
@@ -175,4 +188,4 @@ class Tally(_Bookkeeping):
         return bytes_given, rows, facts
 
 
-register(Setup, Ready, Nonces, Checkpoint, Stop, Tally)
+register(Setup, Ready, Nonces, GoOn, Checkpoint, Stop, Tally)
