@@ -255,8 +255,8 @@ def start(how: str, ranks: int) -> list:
 
 
 # The whole grid of cases, ranks and launchers: python -m benchmarks.failure_ends
-ENDS = {"Raises": 1, "AllRaise": 1, "RaisesAlone": 1, "ServerRaises": 1, "FullDisk": 1, "Leaves": 1}
-ENDS |= {"BadData": 2, "Interrupted": 130}
+ENDS = {"Raises": 1, "AllRaise": 1, "RaisesAlone": 1, "ServerRaises": 1, "Leaves": 1}
+ENDS |= {"BadData": 2, "FullDisk": 2, "GoneDisk": 2, "Interrupted": 130}
 
 
 @pytest.mark.parametrize(
