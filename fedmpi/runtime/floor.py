@@ -2,7 +2,7 @@
 
 Every rank was started with a command line, and that is its own word: what it trains, on which data, how much noise it adds, what it shows
 to whom, which files it opens. From rank 0 it takes what it cannot know by itself: the session, the round to go on from, sigma, which it
-checks, the name of the run's folder, and the parties that it hosts. Nothing that rank 0 names is imported, opened or deleted.
+checks, the names of the run and of its folder, and the parties that it hosts. Nothing that rank 0 names is imported, opened or deleted.
 
 Settings that protect may be stronger at rank 0 than here and then hold, because the parties of a run need the same ones; weaker they
 are refused. Any other difference is refused as well: rank 0 may not have a rank do another job. Free are the settings in `OWN`, where
