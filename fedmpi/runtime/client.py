@@ -60,13 +60,13 @@ def run_client(endpoint: Endpoint, own: Config) -> int:
         mechanism = build.mechanism(orders, algorithm)
         algorithm.host(first.parties)
         client = Client(endpoint, orders, first.parties, identities, algorithm, mechanism, watch)
-        reach = client.reach(orders.resume_round)
-    client.say_ready(reach)
+        client.look_back(orders.resume_round)
+    client.say_ready()
     if orders.config.run.resume:
         settled = next_message(endpoint)
         if isinstance(settled, Stop):
             return 0
-        client.go_on(settled, reach)
+        client.go_on(settled)
     return client.serve()
 
 
@@ -114,30 +114,31 @@ class Client:
         self.sessions: dict[int, PartySession] = {}  # of the round, or the test, that is under way
         self.under_way: tuple[int, Purpose] = 0, Purpose.TRAINING
         self.trained, self.tested = checkpoint.Counters()  # the last rounds that were asked for: each releases once
+        self.reach = 0  # the checkpoint up to which it can go on; 0: the beginning
         self.final: Evaluate | None = None  # the finished model, under --keep-parties
 
-    def reach(self, round: int) -> int:
-        """Of the checkpoints up to the one that rank 0 named, the newest that this rank can go on from; 0: the beginning."""
+    def look_back(self, round: int) -> None:
+        """Of the checkpoints up to the one that rank 0 named, find the newest that this rank can go on from."""
         if self.config.run.resume:
-            return checkpoint.usable_round(self.config, self.parties, round, self.mark)
-        checkpoint.begin(self.config)
-        return 0
+            self.reach = checkpoint.usable_round(self.config, self.parties, round, self.mark)
+        else:
+            checkpoint.begin(self.config)
 
-    def go_on(self, settled: Message, reach: int) -> None:
+    def go_on(self, settled: Message) -> None:
         """From the checkpoint that all ranks have; files of later rounds go only now."""
-        if not isinstance(settled, GoOn) or settled.round > reach:
+        if not isinstance(settled, GoOn) or settled.round > self.reach:
             raise ProtocolError(
-                f"rank 0 sent {type(settled).__name__} of round {settled.round}, expected GoOn of round {reach} or before",
+                f"rank 0 sent {type(settled).__name__} of round {settled.round}, expected GoOn of round {self.reach} or before",
                 phase=Phase.SETUP,
             )
         self.trained, self.tested = checkpoint.restore_parties(
             self.config, self.algorithm, self.parties, settled.round, self.mark
         )
 
-    def say_ready(self, reach: int = 0) -> None:
+    def say_ready(self) -> None:
         # A checksum is a figure too, and stays home with the others.
         data = self.algorithm.data_fingerprint if self.config.privacy.shown == "party" else 0
-        ready = Ready(reach, NOBODY, self.algorithm.dimension, data, self.chosen, self.nonces, self.parties)
+        ready = Ready(self.reach, NOBODY, self.algorithm.dimension, data, self.chosen, self.nonces, self.parties)
         self.endpoint.send(SERVER, ready)
 
     def meet(self, message: Nonces) -> None:
