@@ -525,7 +525,7 @@ def test_a_party_cannot_speak_through_a_rank_that_does_not_host_it(make_config, 
 
 def test_setup_travels_whole():
     config = resolve("--epsilon inf --seed 9 --out /somewhere".split())
-    orders = build.Orders(config, 3.25, "0f" * 16, 0)
+    orders = build.Orders(config, 3.25, "0f" * 16, 0, "1e" * 16)
     setup = Setup(config=orders.to_text(), parties=tuple(range(config.run.parties)))
     assert floor.agree(config, setup, 1, 2) == orders
     assert Checkpoint.wire_size() == 0 and Tally.COLUMNS == len(KEYS) + len(COUNTS)

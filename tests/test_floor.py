@@ -260,7 +260,7 @@ def test_a_setup_that_is_none_is_one_line(text, toy):
     "field, value",
     [
         *(("multiplier", value) for value in (-1, math.nan, math.inf, "5", True, None, [5])),
-        *(("session", value) for value in ("", "0f" * 15, "zz" * 16, 5)),
+        *((name, value) for name in ("session", "run") for value in ("", "0f" * 15, "zz" * 16, 5)),
         *(("resume_round", value) for value in (-1, 1.5, True, "1", None)),
         ("more", 1),
     ],
