@@ -30,7 +30,7 @@ CASES = {
     "Leaves": "SystemExit",
     "ServerRaises": "something inside the server",
     "FullDisk": "File too large",
-    "GoneDisk": "Error: [Errno",
+    "GoneDisk": "cannot be written",
     "NoFiles": "Too many open files",
     "Dies": "",
     "ServerDies": "",

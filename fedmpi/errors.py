@@ -15,6 +15,17 @@ class DataError(FedmpiError):
     """A data file that is missing, damaged or not what it claims to be."""
 
 
+class WriteError(DataError, OSError):
+    """A file that could not be written: the disk is full, gone or read-only. An OSError too, for who can do without the file."""
+
+    def __init__(self, path: object, error: OSError):
+        OSError.__init__(self, error.errno, error.strerror or str(error))
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be written ({self.strerror})"
+
+
 class WireError(FedmpiError):
     """Bytes that are not a message of this protocol."""
 

@@ -287,7 +287,7 @@ def test_in_a_hybrid_everybody_knows_how_many_are_hidden(hidden, fits, active):
 
 def test_numbers_that_are_none_are_refused_in_one_line(active):
     own = active()
-    honest = json.loads(Orders(own, 5.0, "0" * 32).to_text())
+    honest = json.loads(Orders(own, 5.0, "0" * 32, run="0" * 32).to_text())
     for change in ({"multiplier": 7}, {"multiplier": 10**400}, {"config": {"privacy": {"epsilon": 10**400}}}):
         text = dict(honest)
         if "config" in change:

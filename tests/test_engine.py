@@ -364,17 +364,6 @@ def test_without_its_account_a_run_under_secret_noise_is_not_gone_on_with(make_c
         run_in_memory(resolve(["--resume", str(config.out)]), 3)
 
 
-def test_a_damaged_or_missing_checkpoint_is_named(make_config, run_in_memory, tmp_path):
-    config = make_config("--rounds 3 --checkpoint-every 2")
-    run_in_memory(config, 3)
-    (config.out / "checkpoint" / "2" / "parties-00000-00001.npz").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(DataError, match="parties-00000-00001.npz"):
-        run_in_memory(resolve(["--resume", str(config.out)]), 3)
-    (config.out / "checkpoint" / "latest").unlink()
-    with pytest.raises(ConfigError, match="no checkpoint there"):
-        run_in_memory(resolve(["--resume", str(config.out)]), 3)
-
-
 # ---- privacy ----
 
 
@@ -535,7 +524,7 @@ def test_a_party_cannot_speak_through_a_rank_that_does_not_host_it(make_config, 
 
 def test_setup_travels_whole():
     config = resolve("--epsilon inf --seed 9 --out /somewhere".split())
-    orders = build.Orders(config, 3.25, "0f" * 16, 0)
+    orders = build.Orders(config, 3.25, "0f" * 16, 0, "1e" * 16)
     setup = Setup(config=orders.to_text(), parties=tuple(range(config.run.parties)))
     assert floor.agree(config, setup, 1, 2) == orders
     assert Checkpoint.wire_size() == 0 and Tally.COLUMNS == len(KEYS) + len(COUNTS)

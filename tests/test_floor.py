@@ -26,12 +26,13 @@ from fedmpi.runtime.client import run_client
 from fedmpi.runtime.floor import BY_EFFECT, OWN, STRENGTH, agree
 from fedmpi.secagg import pki
 from fedmpi.transport.memory import run_ranks
-from fedmpi.wire.messages import Checkpoint, Ready, Setup, Stop, Tally
+from fedmpi.wire.messages import Checkpoint, GoOn, Ready, Setup, Stop, Tally
 
 TOY = """--preset demo-20 --method toy_parties:Steady --dataset none --support dense --clip 1 --epsilon 1 --entropy os --parties 7
 --rounds 9 --aggregation secure"""
 PARTIES = tuple(range(7))  # of the one client rank
 SESSION = "0f" * 16
+MARK = "of this run"
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +68,8 @@ def orders(own, multiplier=None, resume_round=0, **changes):
     if multiplier is None:
         target = privacy["epsilon"], privacy["delta"], privacy["sampling"], rounds, privacy["accountant"]
         multiplier = calibrate(*target)
-    return json.dumps({"config": config, "multiplier": multiplier, "session": SESSION, "resume_round": resume_round})
+    facts = {"multiplier": multiplier, "session": SESSION, "resume_round": resume_round, "run": SESSION, "absent": []}
+    return json.dumps({"config": config, **facts})
 
 
 def told(own, hosted=PARTIES, **changes):
@@ -81,7 +83,10 @@ def serve(own, text, parties=PARTIES, saves=()):
         if endpoint.rank:
             return run_client(endpoint, own)
         endpoint.send(1, Setup(config=text, parties=parties))
-        assert isinstance(endpoint.poll()[1], Ready)
+        ready = endpoint.poll()[1]
+        assert isinstance(ready, Ready)
+        if own.run.resume:
+            endpoint.send(1, GoOn(ready.round))
         for message in (*map(Checkpoint, saves), Stop()):
             endpoint.send(1, message)
             assert isinstance(endpoint.poll()[1], Tally)
@@ -256,7 +261,8 @@ def test_a_setup_that_is_none_is_one_line(text, toy):
     "field, value",
     [
         *(("multiplier", value) for value in (-1, math.nan, math.inf, "5", True, None, [5])),
-        *(("session", value) for value in ("", "0f" * 15, "zz" * 16, 5)),
+        *(("absent", value) for value in (None, 3, "3", [0.5], ["3"], [True])),
+        *((name, value) for name in ("session", "run") for value in ("", "0f" * 15, "zz" * 16, 5)),
         *(("resume_round", value) for value in (-1, 1.5, True, "1", None)),
         ("more", 1),
     ],
@@ -482,26 +488,24 @@ def test_only_a_rank_that_was_told_to_goes_on(toy, saved):
 def test_a_rank_knows_how_far_it_was(toy):
     own = toy()
     method = build.algorithm(own)
-    assert checkpoint.restore_parties(own, method, PARTIES, 0) == Counters(0, -1)
-    checkpoint.save_parties(own, method, PARTIES, 3, Counters(3, 2))
-    checkpoint.save_parties(own, method, (5, 6), 3, Counters(2, 3))
-    assert checkpoint.restore_parties(own, method, (3,), 3) == Counters(3, 2)
-    assert checkpoint.restore_parties(own, method, (4, 5), 3) == Counters(3, 3), "of several ranks, the furthest"
-    np.savez(checkpoint.folder(own, 3) / "parties-00000-00006.npz", parties=np.array(PARTIES))
-    assert checkpoint.restore_parties(own, method, PARTIES, 3) == Counters(3, 3), "a checkpoint of before does not say"
+    assert checkpoint.restore_parties(own, method, PARTIES, 0, MARK) == Counters(0, -1)
+    checkpoint.save_parties(own, method, PARTIES, 3, Counters(3, 2), MARK)
+    checkpoint.save_parties(own, method, (5, 6), 3, Counters(2, 3), MARK)
+    assert checkpoint.restore_parties(own, method, (3,), 3, MARK) == Counters(3, 2)
+    assert checkpoint.restore_parties(own, method, (4, 5), 3, MARK) == Counters(3, 3), "of several ranks, the furthest"
 
 
 def test_ranks_that_are_threads_read_their_checkpoints_at_once(toy):
     """numpy reads a header by a parser of Python's that is not safe in several threads; what switches between them is the collector."""
     own = toy()
     method = build.algorithm(own)
-    checkpoint.save_parties(own, method, PARTIES, 3, Counters())
+    checkpoint.save_parties(own, method, PARTIES, 3, Counters(), MARK)
     gives_way = lambda phase, info: time.sleep(0)  # noqa: E731
     before = gc.get_threshold()
     gc.callbacks.append(gives_way)
     gc.set_threshold(20)
     try:
-        run_ranks(4, lambda endpoint: [checkpoint.restore_parties(own, method, PARTIES, 3) for _ in range(40)])
+        run_ranks(4, lambda endpoint: [checkpoint.restore_parties(own, method, PARTIES, 3, MARK) for _ in range(40)])
     finally:
         gc.set_threshold(*before)
         gc.callbacks.remove(gives_way)
@@ -513,19 +517,19 @@ def test_ranks_that_share_a_folder_and_change_places_go_on(toy):
     method = build.algorithm(own)
     for round in (2, 4, 6):
         for block in ((0, 1, 2), (3, 4), (5, 6)):
-            checkpoint.save_parties(own, method, block, round, Counters(round, round))
+            checkpoint.save_parties(own, method, block, round, Counters(round, round), MARK)
     for block in ((0, 1, 2, 3), (4, 5, 6)):
-        assert checkpoint.restore_parties(own, method, block, 4) == Counters(4, 4)
+        assert checkpoint.restore_parties(own, method, block, 4, MARK) == Counters(4, 4)
     assert rounds() == [4]
     for block in ((0, 1, 2, 3), (4, 5, 6)):
-        checkpoint.save_parties(own, method, block, 6, Counters(6, 6))
+        checkpoint.save_parties(own, method, block, 6, Counters(6, 6), MARK)
     assert rounds() == [4, 6] and len(list(checkpoint.folder(own, 6).iterdir())) == 2
 
 
 def test_nothing_is_deleted_that_the_run_did_not_make(toy, victim):
     own = toy(where=("--out", "own"))
     method, folder = build.algorithm(own), Path("own/checkpoint")
-    checkpoint.save_parties(own, method, PARTIES, 2, Counters())
+    checkpoint.save_parties(own, method, PARTIES, 2, Counters(), MARK)
     (folder / "2" / "thesis.tex").write_text("precious")
     (folder / "notes").mkdir()
     (folder / "007").mkdir()
@@ -534,14 +538,15 @@ def test_nothing_is_deleted_that_the_run_did_not_make(toy, victim):
     (folder / "2" / "parties-00000-00001.npz").mkdir()
     before = tree(victim)
     for round in (4, 6, 8):
-        checkpoint.save_parties(own, method, PARTIES, round, Counters())
-        checkpoint.save_server(own, round, {"theta": np.zeros(1)}, {})
-    checkpoint.restore_parties(own, method, PARTIES, 6)
+        checkpoint.save_parties(own, method, PARTIES, round, Counters(), MARK)
+        checkpoint.save_server(own, round, {"theta": np.zeros(1)}, {}, MARK)
+    checkpoint.restore_parties(own, method, PARTIES, 6, MARK)
     assert tree(victim) == before
     assert {path.name for path in folder.iterdir()} == {"1", "2", "6", "007", "8", "notes", "latest"}
     assert {path.name for path in (folder / "2").iterdir()} == {"thesis.tex", "parties-00000-00001.npz"}
-    assert {path.name for path in (folder / "8").iterdir()} == {"server.npz", "server.json"}, "rank 0's own"
+    for round in ("6", "8"):
+        assert {"server.npz", "server.json"} <= {path.name for path in (folder / round).iterdir()}, "rank 0's own"
     os.rename(folder, "elsewhere")
     folder.symlink_to(Path("elsewhere").absolute())
-    checkpoint.restore_parties(own, method, PARTIES, 6)
+    checkpoint.restore_parties(own, method, PARTIES, 6, MARK)
     assert Path("elsewhere/6/parties-00000-00006.npz").exists()

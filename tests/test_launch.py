@@ -171,6 +171,28 @@ def test_ranks_with_a_disk_of_their_own_can_be_resumed(launch, tmp_path):
     assert code == 2 and len(said(err)) == 1 and re.search(r"rank 2: cannot read .*rank2/config.yaml", err)
 
 
+def test_a_resumed_job_ends_with_a_code_and_a_line(launch, tmp_path):
+    """One that has ended, one whose newest checkpoint is damaged, and one that has none."""
+    toy = [*TOY, "--parties", 4, "--method", "toy_parties:Remembers", "--rounds", 4, "--preset", "demo-20"]
+    out = tmp_path / "run"
+    code, _, err = launch(3, *toy, "--out", out)
+    assert code == 0, err
+    summary = (out / "summary.json").read_text()
+    code, said_so, err = launch(3, "--resume", out)
+    assert code == 0 and f"{out} has ended: 4 rounds" in said_so and (out / "summary.json").read_text() == summary
+    (out / "summary.json").unlink()
+    (out / "checkpoint" / "3" / "server.json").write_text("{")
+    code, said_so, err = launch(4, "--resume", out)
+    assert code == 0 and "server.json is damaged (not JSON); the checkpoint of round 2 is used" in said_so, err
+    made = json.loads((out / "summary.json").read_text())
+    assert made["model_sha256"] == json.loads(summary)["model_sha256"]
+    (out / "summary.json").unlink()
+    for path in (out / "checkpoint").glob("*/server.npz"):
+        path.write_bytes(path.read_bytes()[:100])
+    code, _, err = launch(3, "--resume", out)
+    assert code == 2 and len(said(err)) == 1 and "no checkpoint there can be used" in err
+
+
 def test_one_rank_says_how_to_start_it(launch):
     code, _, err = launch(1, command=[sys.executable, "-m", "fedmpi.main"])
     assert code == 2 and len(said(err)) == 1 and "mpirun -n 21 python -m fedmpi.main" in err
@@ -255,8 +277,8 @@ def start(how: str, ranks: int) -> list:
 
 
 # The whole grid of cases, ranks and launchers: python -m benchmarks.failure_ends
-ENDS = {"Raises": 1, "AllRaise": 1, "RaisesAlone": 1, "ServerRaises": 1, "FullDisk": 1, "Leaves": 1}
-ENDS |= {"BadData": 2, "Interrupted": 130}
+ENDS = {"Raises": 1, "AllRaise": 1, "RaisesAlone": 1, "ServerRaises": 1, "Leaves": 1}
+ENDS |= {"BadData": 2, "FullDisk": 2, "GoneDisk": 2, "Interrupted": 130}
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def test_a_party_whose_state_is_nowhere_stays_out(play, tmp_path, monkeypatch, c
     from fedmpi.errors import DataError
     from fedmpi.runtime import checkpoint
 
-    def nowhere(config, algorithm, parties, round):
+    def nowhere(config, algorithm, parties, round, mark):
         raise DataError(f"checkpoint has no state of party {parties[0]}")
 
     monkeypatch.setattr(checkpoint, "load_parties", nowhere)

@@ -20,6 +20,7 @@ from fedmpi.wire.messages import (
     EvalReport,
     Evaluate,
     Fill,
+    GoOn,
     Nonces,
     PlainInput,
     PlainRows,
@@ -102,6 +103,7 @@ anything = st.one_of(
     reports(EvalReport),
     plain_rows(),
     st.builds(Checkpoint, rounds, party),
+    st.builds(GoOn, rounds, party),
     st.builds(Stop, rounds, party, u32),
     st.builds(Tally, rounds, party, st.integers(0, 2**64 - 1), rows, facts),
 )
@@ -142,6 +144,7 @@ LAWS = {
     TrainReport: lambda m: TrainReport.wire_size(*m.figures.shape),
     EvalReport: lambda m: EvalReport.wire_size(*m.figures.shape),
     Checkpoint: lambda m: Checkpoint.wire_size(),
+    GoOn: lambda m: GoOn.wire_size(),
     Stop: lambda m: Stop.wire_size(),
     Tally: lambda m: Tally.wire_size(len(m.rows), len(m.buffers()[-1])),
 }
@@ -190,7 +193,7 @@ def test_a_number_stands_for_one_message():
 def test_whoever_a_message_serves_is_charged_as_if_alone(message):
     """Where it serves one party, that is the message itself; what is kept for the record alone is charged to nobody."""
     charged = list(message.shares())
-    if isinstance(message, (Checkpoint, Stop, Tally)):
+    if isinstance(message, (Checkpoint, GoOn, Stop, Tally)):
         assert not charged
     elif isinstance(message, Ready):
         assert not charged  # a decoded one does not know its parties

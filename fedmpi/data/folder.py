@@ -12,7 +12,6 @@ import json
 import os
 import secrets
 import shutil
-import threading
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,16 +22,13 @@ import numpy.typing as npt
 
 from fedmpi.data import one_line
 from fedmpi.errors import DataError
+from fedmpi.files import PARSING
 
 META = "meta.json"
 
 #: Of all prepared data, and part of every folder's name: a change of the files, or of the rule that picks what a party
 #: holds, makes new folders.
 FORMAT = 1
-
-# numpy reads a header with ast.literal_eval, and Python 3.11's is not safe in several threads at once: it fails with
-# "AST constructor recursion depth mismatch". Ranks that are threads of one process open their files at the same time.
-PARSING = threading.Lock()
 
 
 def canonical_json(value: Any) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.errors import DataError
-from fedmpi.files import append_line, write_text
+from fedmpi.files import append_line, write_text, writing
 from fedmpi.privacy.mechanism import Mechanism
 
 NAME = "releases.jsonl"
@@ -55,6 +55,7 @@ class Started:
     terms: Terms
     after: int = 0
     figures: bool = False  # whether a checksum of the data leaves with that
+    run: str = ""  # the session of the run's first start, in every checkpoint's mark; older logs lack it
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,10 @@ class Ended:
     """The run is complete."""
 
     round: int
+
+
+class Forgotten(DataError):
+    """A log that lacks what a checkpoint knows of."""
 
 
 Event = Started | Asked | Opened | Stepped | Failed | Shown | Ended
@@ -164,10 +169,17 @@ class ReleaseLog:
         secret = isinstance(first, Started) and first.terms.entropy == "os" and first.terms.mechanism.noisy
         return secret and any(isinstance(event, (Asked, Shown)) for event in self.events)
 
+    @property
+    def run(self) -> str:
+        """The run's name, as it was first given one."""
+        return next((event.run for event in self.events if isinstance(event, Started) and event.run), "")
+
     def append(self, event: Event) -> None:
         """On the disk when it returns; then the act may follow."""
         line = unparse(event)
-        if self.path.stat().st_size != self._size:
+        with writing(self.path):
+            size = self.path.stat().st_size
+        if size != self._size:
             raise DataError(f"{self.path} was changed by somebody else: what was released is unknown")
         append_line(self.path, line)
         self._size += len(line.encode()) + 1
@@ -180,7 +192,7 @@ class ReleaseLog:
     def check_covers(self, position: dict[str, Any]) -> None:
         """DataError unless everything up to `position` is in the log as it was."""
         if self._size < position["bytes"] or self._digest(position["bytes"]) != position["sha256"]:
-            raise DataError(
+            raise Forgotten(
                 f"{self.path} is older than the checkpoint beside it, or was changed: what was released since is unknown, so "
                 "no epsilon can be stated; start a new run"
             )
@@ -206,7 +218,7 @@ def parse(line: str) -> Event:
     said = json.loads(line)
     kind = EVENTS[said.pop("event")]
     hints = typing.get_type_hints(kind)
-    if set(said) != set(hints):
+    if set(said) | ({"run"} if kind is Started else set()) != set(hints):
         raise ValueError(f"{kind.__name__.lower()} has {', '.join(sorted(said))}; expected {', '.join(sorted(hints))}")
     event: Event = kind(**{name: _value(value, hints[name], name) for name, value in said.items()})
     return event

@@ -59,7 +59,7 @@ class Record:
         """Begin the files, so that a run cannot end without a place for its result."""
         try:
             if self.config.run.resume:
-                self._cut_rows(resume_round)
+                self.cut_rows(resume_round)
             else:
                 if (self.out / "config.yaml").exists() or (self.out / releases.NAME).exists():
                     raise ConfigError(
@@ -173,11 +173,11 @@ class Record:
         self.terminal.table(summary, statement, self.out)
         return summary
 
-    def _cut_rows(self, resume_round: int) -> None:
+    def cut_rows(self, resume_round: int) -> None:
         """Drop rows after the checkpoint; they are about to be repeated."""
         kept: list[dict[str, Any]] = []
         path = self.out / "rounds.jsonl"
-        for number, line in enumerate(path.read_text().splitlines(), start=1):
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
             try:
                 row = json.loads(line)
                 later = row["round"] > resume_round

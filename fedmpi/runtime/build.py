@@ -19,6 +19,7 @@ from fedmpi.errors import ConfigError
 from fedmpi.privacy.account import Releases
 from fedmpi.privacy.mechanism import Mechanism, Wanted, check_epsilon, choose_mechanism
 from fedmpi.privacy.releases import ReleaseLog, Started, Terms
+from fedmpi.runtime import checkpoint
 from fedmpi.secagg.disputes import Group
 from fedmpi.secagg.pki import read_public
 from fedmpi.secagg.rules import Meter
@@ -33,11 +34,18 @@ class Orders:
     config: Config
     multiplier: float  # sigma
     session: str = ""  # of this start, 16 bytes in hexadecimal: binds every key of the protocol to it
-    resume_round: int = 0  # the checkpointed round to go on from; 0: a new run
+    resume_round: int = 0  # the checkpointed round to go on from; 0: from the beginning
+    run: str = ""  # the session of the run's first start: stays over all of them
+    absent: tuple[int, ...] = ()  # parties of ranks that were lost before that round: nobody has a state of them
 
     @property
     def session_bytes(self) -> bytes:
         return bytes.fromhex(self.session)
+
+    @property
+    def mark(self) -> str:
+        """What the files of a checkpoint bear."""
+        return checkpoint.mark_of(self.config, self.run)
 
     def to_text(self) -> str:
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
@@ -203,13 +211,10 @@ def terms(config: Config, mechanism: Mechanism, method: type[Algorithm]) -> Term
     )
 
 
-def releases(
-    config: Config, mechanism: Mechanism, method: type[Algorithm], resume_round: int, position: dict | None
-) -> Releases:
-    """The run's log of releases, begun or gone on with; `position`: what it held when the checkpoint was made."""
+def releases(orders: Orders, mechanism: Mechanism, method: type[Algorithm]) -> Releases:
+    """The run's log of releases, begun or gone on with."""
+    config = orders.config
     given = terms(config, mechanism, method)
     log = ReleaseLog.go_on(config.out, given) if config.run.resume else ReleaseLog.create(config.out)
-    if position is not None:
-        log.check_covers(position)
-    log.append(Started(given, resume_round, config.privacy.shown == "party"))
+    log.append(Started(given, orders.resume_round, config.privacy.shown == "party", orders.run))
     return Releases(log)

@@ -32,6 +32,7 @@ from fedmpi.wire.messages import (
     EvalReport,
     Evaluate,
     Fill,
+    GoOn,
     Nonces,
     Ready,
     Replay,
@@ -68,8 +69,13 @@ def run_client(endpoint: Endpoint, own: Config) -> int:
             return Client(endpoint, orders, parties, identities, algorithm, mechanism, spent)
 
         client = make(first.parties)
-        client.restore(orders.resume_round)
+        client.look_back(orders.resume_round)
     client.say_ready()
+    if orders.config.run.resume:
+        settled = next_message(endpoint)
+        if isinstance(settled, Stop):
+            return 0
+        client.go_on(settled)
     from fedmpi.runtime.rank import Rank
 
     return Rank(endpoint, client, make).serve()
@@ -115,7 +121,8 @@ class Client:
         spent: "Spent",
     ):
         self.endpoint, self.config, self.parties = endpoint, orders.config, parties
-        self.algorithm, self.mechanism, self.spent = algorithm, mechanism, spent
+        self.present = tuple(party for party in parties if party not in orders.absent)  # who has a state
+        self.algorithm, self.mechanism, self.spent, self.mark = algorithm, mechanism, spent, orders.mark
         hybrid = self.config.aggregation.aggregation == "hybrid"
         self.chosen = algorithm.clear_parties() if hybrid else ()  # by the method's rule
         clear = chosen_clear(self.config) | set(self.chosen)
@@ -131,19 +138,31 @@ class Client:
         self.sessions: dict[int, PartySession] = {}  # of the round, or the test, that is under way
         self.under_way: tuple[int, Purpose] = 0, Purpose.TRAINING
         self.trained, self.tested = checkpoint.Counters()  # the last rounds that were asked for: each releases once
+        self.reach = 0  # the checkpoint up to which it can go on; 0: the beginning
         self.final: Evaluate | None = None  # the finished model, under --keep-parties
 
-    def restore(self, round: int) -> None:
-        """Go on after a checkpointed round; 0: from the beginning."""
+    def look_back(self, round: int) -> None:
+        """Of the checkpoints up to the one that rank 0 named, find the newest that this rank can go on from."""
         if self.config.run.resume:
-            self.trained, self.tested = checkpoint.restore_parties(self.config, self.algorithm, self.parties, round)
+            self.reach = checkpoint.usable_round(self.config, self.present, round, self.mark)
         else:
             checkpoint.begin(self.config)
+
+    def go_on(self, settled: Message) -> None:
+        """From the checkpoint that all ranks have; files of later rounds go only now."""
+        if not isinstance(settled, GoOn) or settled.round > self.reach:
+            raise ProtocolError(
+                f"rank 0 sent {type(settled).__name__} of round {settled.round}, expected GoOn of round {self.reach} or before",
+                phase=Phase.SETUP,
+            )
+        self.trained, self.tested = checkpoint.restore_parties(
+            self.config, self.algorithm, self.present, settled.round, self.mark
+        )
 
     def say_ready(self) -> None:
         # A checksum is a figure too, and stays home with the others.
         data = self.algorithm.data_fingerprint if self.config.privacy.shown == "party" else 0
-        ready = Ready(0, NOBODY, self.algorithm.dimension, data, self.chosen, self.nonces, self.parties)
+        ready = Ready(self.reach, NOBODY, self.algorithm.dimension, data, self.chosen, self.nonces, self.parties)
         self.endpoint.send(SERVER, ready)
 
     def meet(self, message: Nonces) -> None:
@@ -219,8 +238,10 @@ class Client:
             )
         if not self.met:
             raise ProtocolError("rank 0 began before it had sent everybody's nonces", phase=asked.PHASE)
-        if not set(asked.parties) <= set(self.parties) or len(set(asked.parties)) != len(asked.parties):
-            raise ProtocolError("rank 0 asked for parties that this rank does not host, or twice", phase=asked.PHASE)
+        if not set(asked.parties) <= set(self.present) or len(set(asked.parties)) != len(asked.parties):
+            raise ProtocolError(
+                "rank 0 asked for parties that this rank does not host, or has no state of, or twice", phase=asked.PHASE
+            )
         if theta is not None and len(theta) != self.algorithm.dimension:
             raise ProtocolError(
                 f"rank 0 sent a model of {len(theta)} coordinates, expected {self.algorithm.dimension}",
@@ -313,13 +334,14 @@ class Client:
             )
         with self.spent.watch("checkpoint"):
             counters = checkpoint.Counters(self.trained, self.tested)
-            checkpoint.save_parties(self.config, self.algorithm, self.parties, message.round, counters)
+            if self.present:
+                checkpoint.save_parties(self.config, self.algorithm, self.present, message.round, counters, self.mark)
 
     def keep_final(self) -> None:
         """At the end of the run, under --keep-parties."""
-        if self.final is not None:
+        if self.final is not None and self.present:
             with self.spent.watch("keep parties"):
-                keep.save_parties(self.config, self.algorithm, self.parties, self.final)
+                keep.save_parties(self.config, self.algorithm, self.present, self.final)
 
     # ---- what it cost ----
 

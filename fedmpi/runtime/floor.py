@@ -2,7 +2,7 @@
 
 Every rank was started with a command line, and that is its own word: what it trains, on which data, how much noise it adds, what it shows
 to whom, which files it opens. From rank 0 it takes what it cannot know by itself: the session, the round to go on from, sigma, which it
-checks, the name of the run's folder, and the parties that it hosts. Nothing that rank 0 names is imported, opened or deleted.
+checks, the names of the run and of its folder, and the parties that it hosts. Nothing that rank 0 names is imported, opened or deleted.
 
 Settings that protect may be stronger at rank 0 than here and then hold, because the parties of a run need the same ones; weaker they
 are refused. Any other difference is refused as well: rank 0 may not have a rank do another job. Free are the settings in `OWN`, where
@@ -82,6 +82,10 @@ def _agreed(own: Config, setup: Setup, hosted: tuple[int, ...]) -> Orders:
         raise ConfigError(
             f"resume_round = {facts['resume_round']}: rank 0 goes on with a run, and this rank was started without --resume"
         )
+    if own.run.resume and not told.run.resume:
+        raise ConfigError(
+            f"resume = {own.run.resume}: rank 0 starts a new run; start every rank with --resume, or none"
+        )
     config = _with_own(told, own)
     if config.aggregation.adversary == "active" and config.aggregation.pki is None:
         raise ConfigError("adversary = active: this rank was started without --pki, and does not take it from rank 0")
@@ -111,19 +115,23 @@ def _read(text: str, own: Config) -> tuple[Config, dict[str, Any]]:
         raise ConfigError(
             f"{unknown[0]}: so says rank 0, and there is no such setting; is the same fedmpi installed on rank 0?"
         )
-    if not (set(fields) == {"multiplier", "session", "resume_round"} and _fit(**fields)):
-        raise WireError("Setup: sigma, session and resume_round must be a number >= 0, 16 bytes and a round")
+    if not (set(fields) == {"multiplier", "session", "resume_round", "run", "absent"} and _fit(**fields)):
+        raise WireError(
+            "Setup: sigma, session and resume_round must be a number >= 0, 16 bytes and a round, run 16 bytes, absent parties"
+        )
+    fields["absent"] = tuple(fields["absent"])
     return from_dict(settings, own, "Setup"), fields
 
 
-def _fit(multiplier: Any, session: Any, resume_round: Any) -> bool:
+def _fit(multiplier: Any, session: Any, resume_round: Any, run: Any, absent: Any) -> bool:
     return (
         type(multiplier) is float
         and 0 <= multiplier < math.inf
-        and isinstance(session, str)
-        and re.fullmatch("[0-9a-f]{32}", session) is not None
+        and all(isinstance(name, str) and re.fullmatch("[0-9a-f]{32}", name) for name in (session, run))
         and type(resume_round) is int
         and resume_round >= 0
+        and isinstance(absent, list)
+        and all(type(party) is int for party in absent)
     )
 
 

@@ -82,7 +82,7 @@ class Rank:
         try:
             client = self._make(message.parties)
             if message.round:
-                checkpoint.load_parties(config, client.algorithm, message.parties, message.round)
+                checkpoint.load_parties(config, client.algorithm, message.parties, message.round, client.mark)
         except (DataError, OSError) as error:
             return self._answer(f"cannot take over {named(message.parties)}: {error}")
         client.trained, client.tested = message.round, message.round - 1

@@ -24,7 +24,7 @@ from fedmpi.privacy.mechanism import Mechanism
 from fedmpi.privacy.releases import Asked, Ended, Failed, Opened, Shown, Stepped
 from fedmpi.report.record import Record
 from fedmpi.report.savings import hybrid_savings
-from fedmpi.runtime import build, checkpoint, keep, schedule
+from fedmpi.runtime import build, checkpoint, keep, resume, schedule
 from fedmpi.runtime.adoption import Adoption
 from fedmpi.runtime.conduct import Conduct
 from fedmpi.runtime.evaluate import add_reports
@@ -37,7 +37,7 @@ from fedmpi.runtime.tallies import Tallies
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.control import NONCE
 from fedmpi.wire.message import alone
-from fedmpi.wire.messages import Checkpoint, Evaluate, Fill, Nonces, Ready, Setup, Stop, Tally, Train
+from fedmpi.wire.messages import Checkpoint, Evaluate, Fill, GoOn, Nonces, Ready, Setup, Stop, Tally, Train
 from fedmpi.wire.phases import Purpose
 
 
@@ -77,7 +77,7 @@ class Server:
         record: Record,
         watch: Stopwatch,
     ):
-        self.config, self.resume_round = orders.config, orders.resume_round
+        self.orders, self.config, self.resume_round = orders, orders.config, orders.resume_round
         self.algorithm, self.mechanism = algorithm, mechanism
         self.mailbox, self.record, self.watch = mailbox, record, watch
         rank_of = mailbox.placement.rank_of
@@ -86,6 +86,7 @@ class Server:
         mailbox.endpoint.limits = Limits(self.config, algorithm, mechanism, mailbox.placement)
         # Who shares in the clear; a method's rule adds to these when ranks are ready, and then nobody does.
         self.clear = chosen_clear(self.config)
+        self.reach: dict[int, int] = {}  # rank -> the checkpoint up to which it can go on, in a resumed run
         self.nonces: dict[int, bytes] = {}  # of each rank's parties, where the adversary is active
         self.dropouts: collections.Counter[str] = collections.Counter()
         self.lost_before: list[dict[str, Any]] = []  # ranks, before the run was interrupted
@@ -97,14 +98,12 @@ class Server:
 
     def handshake(self) -> None:
         """Everybody is there with the same model and data, and it is settled who shares in the clear."""
-        state = self.restore(self.resume_round) if self.resume_round else {}
-        self.releases: Releases = build.releases(
-            self.config, self.mechanism, type(self.algorithm), self.resume_round, state.get("releases")
-        )
+        self.releases: Releases = build.releases(self.orders, self.mechanism, type(self.algorithm))
         lacking = self.mailbox.collect("handshake", Ready, self._take_ready, strict=True)
         silent = lacking - self.conduct.gone_ranks
         if silent or len(lacking) == len(self.mailbox.placement.ranks()):
             raise TransportError(f"no Ready from ranks {sorted(silent or lacking)} (round_deadline)")
+        state = self.go_on() if self.config.run.resume else {}
         # Not before: who was benched when the run was interrupted still has its say in who shares in the clear.
         self.conduct.restore(state.get("conduct", {}))
         for rank in self.conduct.benched_ranks:
@@ -118,6 +117,16 @@ class Server:
             self.mailbox.to_hosts(told, lambda hosted: Nonces(nonces=nonces, parties=hosted))
             self.end.rules.meet(nonces)
         self.record.opening(self.mechanism, self.algorithm.pays_below, self.algorithm.measured_with)
+
+    def go_on(self) -> dict[str, Any]:
+        """From the newest checkpoint that all ranks have; returns what else it holds."""
+        mark = self.orders.mark
+        self.resume_round = round = resume.settle(
+            self.config, mark, self.resume_round, self.reach, self.releases, self.record
+        )
+        self.mailbox.to_all(GoOn(round))
+        checkpoint.forget_after(self.config, round)
+        return self.restore(round) if round else {}
 
     # ---- the run ----
 
@@ -356,7 +365,7 @@ class Server:
             }
             arrays = {"theta": self.theta, "ledger": ledger}
             arrays |= {f"method.{name}": value for name, value in self.algorithm.server_state().items()}
-            checkpoint.save_server(self.config, round, arrays, state)
+            checkpoint.save_server(self.config, round, arrays, state, self.orders.mark)
             self.adoption.checkpointed(round)
 
     def losses(self) -> dict[str, Any]:
@@ -367,8 +376,8 @@ class Server:
         }
 
     def restore(self, round: int) -> dict[str, Any]:
-        """Go on from a checkpoint; returns what else it holds: of the log of releases, and of who broke the rules."""
-        arrays, state = checkpoint.load_server(self.config, round)
+        """Go on from a checkpoint; returns what else it holds: of who broke the rules."""
+        arrays, state = checkpoint.load_server(self.config, round, self.orders.mark)
         self.theta = arrays.pop("theta")
         self.tallies.restore(arrays.pop("ledger"), state["tally"])
         self.algorithm.load_server_state({name.partition(".")[2]: value for name, value in arrays.items()})
@@ -443,6 +452,8 @@ class Server:
             raise ProtocolError(
                 f"rank {source} prepared other data than rank 0; delete the prepared folder on its host"
             )
+        if message.round > self.resume_round:
+            return f"said that it goes on from round {message.round}"
         hosted, active = self.mailbox.placement.parties_of(source), self.config.aggregation.adversary == "active"
         chooses = self.config.aggregation.aggregation == "hybrid" and self.algorithm.chooses_clear
         if not set(message.clear) <= set(hosted if chooses else ()):
@@ -450,5 +461,5 @@ class Server:
         if len(message.nonces) != NONCE * len(hosted) * active:
             return f"sent {len(message.nonces)} bytes of nonces for {len(hosted)} parties"
         self.clear |= set(message.clear)
-        self.nonces[source] = message.nonces
+        self.nonces[source], self.reach[source] = message.nonces, message.round
         return ""

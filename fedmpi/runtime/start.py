@@ -15,7 +15,7 @@ from fedmpi.errors import ConfigError
 from fedmpi.privacy.calibrations import calibrated
 from fedmpi.report.record import Record, free_folder, interrupted
 from fedmpi.report.terminal import Terminal, screen_behind_launcher
-from fedmpi.runtime import build, checkpoint
+from fedmpi.runtime import build, resume
 from fedmpi.runtime.placement import Placement
 from fedmpi.secagg.pki import read_public
 
@@ -63,19 +63,19 @@ def _start(config: Config, placement: Placement, record: Record, unfinished: Pat
     target = privacy.epsilon, privacy.delta, privacy.sampling, config.run.rounds, privacy.accountant
     multiplier = calibrated(build.calibrations(config), *target)
     record.claim()
-    if config.run.resume and config.privacy.entropy == "os" and (config.out / "summary.json").exists():
-        raise ConfigError(
-            f"resume = {config.out}: that run has ended, and its noise cannot be drawn again; "
-            f"--config {config.out}/config.yaml starts another"
-        )
-    resume_round = checkpoint.latest_round(config.out) if config.run.resume else 0
-    record.open(resume_round)
+    session = secrets.token_hex(16)
+    going = resume.Going(0, session)
+    if config.run.resume:
+        resume.refuse_ended(config, record.terminal.say)
+        going = resume.choose(config, record.terminal.warn)
+    record.open(going.round)
     if unfinished is not None:
         record.terminal.warn(
             f"{unfinished} was interrupted after it released something under secret noise, which this run's epsilon does not "
             "count; --resume goes on with it"
         )
-    return Start(build.Orders(config, multiplier, secrets.token_hex(16), resume_round), placement, record)
+    orders = build.Orders(config, multiplier, session, going.round, going.run or session, going.absent)
+    return Start(orders, placement, record)
 
 
 def _choose_folder(config: Config) -> Config:

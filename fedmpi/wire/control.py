@@ -55,7 +55,8 @@ class Setup(Message):
 
 @dataclass(frozen=True)
 class Ready(Message):
-    """Every rank to rank 0: it has its model and its data, and these are they."""
+    """Every rank to rank 0: it has its model and its data, and these are they. `round`: the checkpoint up to which a resumed rank
+    can go on, which rank 0 answers with GoOn."""
 
     TYPE = 2
     PHASE = Phase.SETUP
@@ -164,6 +165,18 @@ class _Bookkeeping(Message):
 
 
 @dataclass(frozen=True)
+class GoOn(_Bookkeeping):
+    """Rank 0 to every rank of a resumed run, once all are ready: go on from your checkpoint of `round`; 0: from the beginning."""
+
+    TYPE = 16
+    PHASE = Phase.SETUP
+
+    @staticmethod
+    def wire_size() -> int:
+        return 0
+
+
+@dataclass(frozen=True)
 class Checkpoint(_Bookkeeping):
     """Rank 0 to every rank: `round` is over, keep your parties' state."""
 
@@ -225,4 +238,4 @@ class Tally(_Bookkeeping):
         return bytes_given, rows, facts
 
 
-register(Adopt, Adopted, Setup, Ready, Nonces, Checkpoint, Stop, Tally)
+register(Setup, Ready, Nonces, GoOn, Adopt, Adopted, Checkpoint, Stop, Tally)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fedmpi.errors import WireError
 from fedmpi.wire.bits import packed_size
-from fedmpi.wire.control import Checkpoint, Nonces, Ready, Setup, Stop, Tally
+from fedmpi.wire.control import Checkpoint, GoOn, Nonces, Ready, Setup, Stop, Tally
 from fedmpi.wire.frame import COUNT, Buffer, Reader, array_bytes
 from fedmpi.wire.message import MESSAGES, Message, decode, encode, pack_parties, read_parties, register, speakers
 from fedmpi.wire.phases import Phase
@@ -26,6 +26,7 @@ __all__ = [
     "EvalReport",
     "Evaluate",
     "Fill",
+    "GoOn",
     "Message",
     "Nonces",
     "PlainInput",

@@ -26,6 +26,35 @@ class Steady(toy.Method):
         )
 
 
+class Remembers(Steady):
+    """What a party sends, and what the server makes of it, depend on all rounds before: a state that is lost or old shows."""
+
+    def __init__(self, config, store, device="cpu"):
+        super().__init__(config, store, device)
+        self.seen, self.pace = {}, np.zeros(COORDINATES)
+
+    def work(self, party, theta, round):
+        seen = self.seen.get(party, np.zeros(COORDINATES)) * 0.5 + theta + np.eye(COORDINATES)[party % COORDINATES]
+        self.seen[party] = seen
+        return LocalUpdate(party, seen / (1 + np.abs(seen).sum()), None, dict.fromkeys(self.report_columns, 0.0))
+
+    def step(self, theta, total, rate, support):
+        self.pace = 0.5 * self.pace + rate * total
+        return (theta + self.pace).astype(np.float32)
+
+    def server_state(self):
+        return {"pace": self.pace}
+
+    def load_server_state(self, state):
+        self.pace = state["pace"]
+
+    def party_state(self, party):
+        return {"seen": self.seen.get(party, np.zeros(COORDINATES))}
+
+    def load_party_state(self, party, state):
+        self.seen[party] = state["seen"]
+
+
 class Chooses(Steady):
     """Parties 0 and 1 choose to share in the clear."""
 
