@@ -30,7 +30,7 @@ from benchmarks.failure_ends import marked
 from benchmarks.launch import ROOT, environment
 from fedmpi.cli import resolve
 from fedmpi.report.terminal import Terminal
-from fedmpi.runtime.client import run_client
+from fedmpi.runtime.rank import run_client
 from fedmpi.runtime.server import run_server
 from fedmpi.runtime.start import start_run
 from fedmpi.transport.memory import run_ranks

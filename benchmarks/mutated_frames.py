@@ -31,7 +31,7 @@ from fedmpi.cli import resolve
 from fedmpi.errors import FedmpiError, TransportError
 from fedmpi.randomness.words import SeededWords
 from fedmpi.report.terminal import Terminal
-from fedmpi.runtime import client as clients
+from fedmpi.runtime import rank as clients
 from fedmpi.runtime import server as servers
 from fedmpi.runtime.client import Client
 from fedmpi.runtime.conduct import Conduct

@@ -75,7 +75,7 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
 def host(endpoint, argv: list[str]) -> int:
     """A client rank, which goes by its own command line. Where that cannot be used rank 0 says so, if it is the same for both."""
     from fedmpi.cli import resolve
-    from fedmpi.runtime.client import next_message, run_client
+    from fedmpi.runtime.rank import next_message, run_client
     from fedmpi.wire.messages import Stop
 
     try:

@@ -51,7 +51,7 @@ def make_config(cache, tmp_path):
 def run_in_memory():
     """The whole engine inside one process: the same server and client code over the in-memory transport."""
     from fedmpi.report.terminal import Terminal
-    from fedmpi.runtime.client import run_client
+    from fedmpi.runtime.rank import run_client
     from fedmpi.runtime.server import run_server
     from fedmpi.runtime.start import start_run
     from fedmpi.transport.memory import run_ranks

@@ -10,8 +10,8 @@ from fedmpi.aggregation.protocol import agreed
 from fedmpi.errors import ConfigError, FedmpiError, ProtocolError
 from fedmpi.runtime import schedule
 from fedmpi.runtime.build import Orders
-from fedmpi.runtime.client import run_client
 from fedmpi.runtime.floor import agree
+from fedmpi.runtime.rank import run_client
 from fedmpi.secagg import messages as secagg
 from fedmpi.secagg import pki
 from fedmpi.transport.endpoint import Endpoint

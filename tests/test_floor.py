@@ -22,8 +22,8 @@ from fedmpi.privacy import accountant, calibrations
 from fedmpi.privacy.accountant import Accountant, calibrate, proven
 from fedmpi.runtime import build, checkpoint
 from fedmpi.runtime.checkpoint import Counters
-from fedmpi.runtime.client import run_client
 from fedmpi.runtime.floor import BY_EFFECT, OWN, STRENGTH, agree
+from fedmpi.runtime.rank import run_client
 from fedmpi.secagg import pki
 from fedmpi.transport.memory import run_ranks
 from fedmpi.wire.messages import Checkpoint, GoOn, Ready, Setup, Stop, Tally

@@ -8,8 +8,8 @@ from benchmarks.chaos import MOMENTS
 from fedmpi.cli import resolve
 from fedmpi.errors import TransportError
 from fedmpi.report.terminal import Terminal
-from fedmpi.runtime.client import run_client
 from fedmpi.runtime.placement import Placement, named
+from fedmpi.runtime.rank import run_client
 from fedmpi.runtime.server import run_server
 from fedmpi.runtime.start import start_run
 from fedmpi.transport.heartbeat import BEAT, Silence

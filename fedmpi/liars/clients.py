@@ -12,7 +12,7 @@ from fedmpi.config import Config
 from fedmpi.liars.base import Attack, Verdict, changed, parties_in_words
 from fedmpi.liars.stage import Forged, Quiet, attend, report_in
 from fedmpi.privacy.releases import Asked, ReleaseLog, Stepped
-from fedmpi.runtime.client import run_client
+from fedmpi.runtime.rank import run_client
 from fedmpi.runtime.server import run_server
 from fedmpi.runtime.start import Start, start_run
 from fedmpi.secagg.messages import SEALED, AdvertiseKeys, MaskedInput, ShareKeys, ShareList

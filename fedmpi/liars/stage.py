@@ -14,7 +14,7 @@ from typing import Protocol
 from fedmpi.config import Config
 from fedmpi.errors import FedmpiError, TransportError
 from fedmpi.report.terminal import Terminal
-from fedmpi.runtime.client import run_client
+from fedmpi.runtime.rank import run_client
 from fedmpi.transport.endpoint import Endpoint, FrameError
 from fedmpi.wire.frame import Buffer
 from fedmpi.wire.message import Message

@@ -1,9 +1,8 @@
-"""A client rank: it hosts parties, and answers the server until it is told to stop."""
+"""A block of parties on a client rank: what it does when rank 0 asks. The rank itself is `runtime.rank`."""
 
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,16 +11,14 @@ from fedmpi.aggregation.base import PartySession
 from fedmpi.aggregation.party_end import PartyEnd
 from fedmpi.aggregation.protocol import chosen_clear, digest
 from fedmpi.algorithm import Algorithm, LocalUpdate, RowUpdates
-from fedmpi.config import Config
 from fedmpi.errors import ProtocolError
-from fedmpi.log import log, open_log
+from fedmpi.log import log
 from fedmpi.privacy.mechanism import Mechanism
-from fedmpi.runtime import build, checkpoint, floor, keep, schedule
+from fedmpi.runtime import build, checkpoint, keep, schedule
 from fedmpi.runtime.departures import DEPARTURES, Leaving
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.runtime.tallies import proportional_set_size
 from fedmpi.secagg.party import Identity
-from fedmpi.secagg.pki import read_identity, read_public
 from fedmpi.secagg.rules import Meter
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.control import NONCE
@@ -36,64 +33,12 @@ from fedmpi.wire.messages import (
     Nonces,
     Ready,
     Replay,
-    Setup,
-    Stop,
     Train,
     TrainReport,
 )
 from fedmpi.wire.phases import Cost, Phase, Purpose
 
 SERVER = 0
-
-
-def run_client(endpoint: Endpoint, own: Config) -> int:
-    """The whole life of a client rank; returns its exit code. `own`: what this rank was started for, by its own command line."""
-    open_log(own.run.log, endpoint.rank)
-    endpoint.watch(own.run.rank_deadline)
-    first = next_message(endpoint)
-    if isinstance(first, Stop):
-        return 0  # rank 0 has said what was wrong
-    if not isinstance(first, Setup):
-        raise ProtocolError(f"rank 0 sent {type(first).__name__}, expected Setup", phase=Phase.SETUP)
-    watch = Stopwatch()
-    with watch("setup"):
-        orders = floor.agree(own, first, endpoint.rank, endpoint.size)
-        endpoint.ledger.detailed = build.detailed_ledger(orders.config)
-        identities = read_identities(orders.config, first.parties)
-        spent = Spent(watch)
-
-        def make(parties: tuple[int, ...]) -> Client:
-            algorithm = build.algorithm(orders.config)
-            algorithm.host(parties)
-            mechanism = build.mechanism(orders, algorithm)
-            return Client(endpoint, orders, parties, identities, algorithm, mechanism, spent)
-
-        client = make(first.parties)
-        client.look_back(orders.resume_round)
-    client.say_ready()
-    if orders.config.run.resume:
-        settled = next_message(endpoint)
-        if isinstance(settled, Stop):
-            return 0
-        client.go_on(settled)
-    from fedmpi.runtime.rank import Rank
-
-    return Rank(endpoint, client, make).serve()
-
-
-def next_message(endpoint: Endpoint) -> Message:
-    arrived = endpoint.poll()
-    assert arrived is not None, "without a deadline something arrives"
-    return arrived[1]
-
-
-def read_identities(config: Config, parties: tuple[int, ...]) -> dict[int, Identity]:
-    """The signing keys of this rank's parties, if the adversary is active, from the file that its own command line names."""
-    if config.aggregation.adversary != "active" or config.aggregation.pki is None:
-        return {}
-    file = Path(config.aggregation.pki)
-    public = read_public(file, config.run.parties)
-    return {party: read_identity(file, party, public) for party in parties}
 
 
 class Spent:

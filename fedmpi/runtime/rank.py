@@ -8,17 +8,71 @@ the parties are where they would be had they only dropped out.
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from fedmpi.config import Config
 from fedmpi.errors import DataError, FedmpiError, ProtocolError
-from fedmpi.runtime import checkpoint
-from fedmpi.runtime.client import SERVER, Client, next_message
+from fedmpi.log import open_log
+from fedmpi.runtime import build, checkpoint, floor
+from fedmpi.runtime.client import SERVER, Client, Spent
 from fedmpi.runtime.placement import named
+from fedmpi.runtime.stopwatch import Stopwatch
+from fedmpi.secagg.party import Identity
+from fedmpi.secagg.pki import read_identity, read_public
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.control import NOT_HEARD_OF, Adopt, Adopted, Nonces
 from fedmpi.wire.message import Message, speakers
-from fedmpi.wire.messages import Checkpoint, Replay, Stop
+from fedmpi.wire.messages import Checkpoint, Replay, Setup, Stop
 from fedmpi.wire.phases import Phase
+
+
+def run_client(endpoint: Endpoint, own: Config) -> int:
+    """The whole life of a client rank; returns its exit code. `own`: what this rank was started for, by its own command line."""
+    open_log(own.run.log, endpoint.rank)
+    endpoint.watch(own.run.rank_deadline)
+    first = next_message(endpoint)
+    if isinstance(first, Stop):
+        return 0  # rank 0 has said what was wrong
+    if not isinstance(first, Setup):
+        raise ProtocolError(f"rank 0 sent {type(first).__name__}, expected Setup", phase=Phase.SETUP)
+    watch = Stopwatch()
+    with watch("setup"):
+        orders = floor.agree(own, first, endpoint.rank, endpoint.size)
+        endpoint.ledger.detailed = build.detailed_ledger(orders.config)
+        identities = read_identities(orders.config, first.parties)
+        spent = Spent(watch)
+
+        def make(parties: tuple[int, ...]) -> Client:
+            algorithm = build.algorithm(orders.config)
+            algorithm.host(parties)
+            mechanism = build.mechanism(orders, algorithm)
+            return Client(endpoint, orders, parties, identities, algorithm, mechanism, spent)
+
+        client = make(first.parties)
+        client.look_back(orders.resume_round)
+    client.say_ready()
+    if orders.config.run.resume:
+        settled = next_message(endpoint)
+        if isinstance(settled, Stop):
+            return 0
+        client.go_on(settled)
+    return Rank(endpoint, client, make).serve()
+
+
+def next_message(endpoint: Endpoint) -> Message:
+    arrived = endpoint.poll()
+    assert arrived is not None, "without a deadline something arrives"
+    return arrived[1]
+
+
+def read_identities(config: Config, parties: tuple[int, ...]) -> dict[int, Identity]:
+    """The signing keys of this rank's parties, if the adversary is active, from the file that its own command line names."""
+    if config.aggregation.adversary != "active" or config.aggregation.pki is None:
+        return {}
+    file = Path(config.aggregation.pki)
+    public = read_public(file, config.run.parties)
+    return {party: read_identity(file, party, public) for party in parties}
 
 
 class Rank:

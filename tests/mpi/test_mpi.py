@@ -149,7 +149,7 @@ def test_a_message_that_is_too_large_is_let_in_without_a_place_for_it():
 )
 def test_a_run_gives_the_model_that_the_in_memory_transport_gives(flags, make_config, run_in_memory, tmp_path):
     from fedmpi.report.terminal import Terminal
-    from fedmpi.runtime.client import run_client
+    from fedmpi.runtime.rank import run_client
     from fedmpi.runtime.server import run_server
     from fedmpi.runtime.start import start_run
 
