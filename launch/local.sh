@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # launch/local.sh [-n N] [fedmpi arguments]: starts N ranks (default 21) on this machine with the flags that its MPI needs.
+# Ctrl-C, SIGTERM and SIGUSR1 end it after the round with a checkpoint, exit code 75; a second Ctrl-C at once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV="${FEDMPI_VENV:-.venv}"
@@ -44,5 +45,9 @@ esac
 # One thread a rank: results must not depend on placement, and ranks already outnumber the cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MKL_NUM_THREADS="${MKL_NUM_THREADS:-1}" OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}"
 
-printf '$ mpirun %s-n %s python -m fedmpi.main %s\n' "${flags[*]:+${flags[*]} }" "$ranks" "$*" >&2
-exec mpirun "${flags[@]}" -n "$ranks" python -m fedmpi.main "$@"
+# shellcheck disable=SC1091
+. launch/job.sh
+FEDMPI_LAUNCH="./launch/local.sh -n $ranks"
+code=0
+run_job mpirun "${flags[@]}" -n "$ranks" python -m fedmpi.main "$@" || code=$?
+exit "$code"

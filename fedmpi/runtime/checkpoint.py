@@ -52,14 +52,15 @@ def folder(config: Config, round: int) -> Path:
 
 
 def latest_round(out: Path) -> int:
-    """The round to resume after; 0 where something was released under secret noise and no round was checkpointed; ConfigError if
-    there is neither."""
+    """The round to resume after; 0 for a run that was interrupted before its first checkpoint; ConfigError if there is no run, or its
+    checkpoints were taken away, unless something was released under secret noise."""
     path = out / "checkpoint" / "latest"
     try:
         return int(path.read_text())
     except OSError:
-        if (out / releases.NAME).exists() and releases.ReleaseLog.read(out).under_secret_noise:
-            return 0
+        if (out / releases.NAME).exists():
+            if releases.ReleaseLog.read(out).under_secret_noise or not (out / "checkpoint").exists():
+                return 0
         raise ConfigError(f"resume = {out}: no checkpoint there ({path} is missing)") from None
     except ValueError:
         raise DataError(f"{path} is damaged: expected a round number") from None

@@ -1,5 +1,7 @@
 """Methods of a user's own without training, for tests of the engine: --method toy_parties:Steady --dataset none."""
 
+import time
+
 import numpy as np
 
 from benchmarks import toy
@@ -96,3 +98,11 @@ class Huge(Steady):
 class FewRows(Steady):
     def evaluate_all(self, parties, theta, round):
         return np.ones((len(parties) - 1, 2))
+
+
+class Slow(Steady):
+    """Rounds of half a second, so that a signal finds one under way."""
+
+    def work(self, party, theta, round):
+        time.sleep(0.5)
+        return super().work(party, theta, round)
