@@ -1,5 +1,6 @@
 # Sourced by local.sh and slurm/fedmpi.sbatch: runs a job so that signals reach rank 0 and its exit code can be believed.
 #
+#   mpirun_flags [RANKS] sets flags to what the MPI on PATH needs; RANKS: on this machine alone, however few cores it has
 #   run_job COMMAND...   prints and runs it, and returns its exit code: 0 only if rank 0 ended well and its summary.json is there
 #
 # A launcher that gets a signal kills every rank, and its exit code 0 is no proof of anything: Open MPI's has it after SIGUSR1, and
@@ -9,6 +10,25 @@
 #
 #   FEDMPI_JOBS     where that folder is made; rank 0's host must see it (default TMPDIR, or /tmp)
 #   FEDMPI_LAUNCH   how a person starts the job again; what is said of --resume begins with it
+
+mpirun_flags() {
+    flags=()
+    case "$(mpirun --version 2>&1 || true)" in
+        *"Open MPI"* | *PRRTE* | *prterun*)
+            if [ "$(id -u)" = 0 ]; then
+                export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+            fi
+            if [ "${1:-0}" -gt "$(nproc)" ]; then
+                flags+=(--map-by :oversubscribe)
+            fi
+            # A core per rank is not to be had, and a rank that is bound to a busy core waits for it.
+            flags+=(--bind-to none)
+            # With ULFM a rank that dies is an error that names it, not a job that vanishes.
+            flags+=(--with-ft ulfm)
+            ;;
+        *) ;; # MPICH and its relatives take -n as it is
+    esac
+}
 
 run_job() {
     local launcher code heard said=0
@@ -44,9 +64,9 @@ look_for_result() {
     if [ "$code" = 0 ]; then
         { read -r result < "$FEDMPI_JOB/done"; } 2> /dev/null && { [ -z "$result" ] || [ -f "$result" ]; } && return
         code=1
-        echo "${0##*/}: the job ended without its result, though the launcher says nothing of it" >&2
+        echo "launch: the job ended without its result, though the launcher says nothing of it" >&2
     fi
     if [ -n "$out" ] && [ "$code" != 75 ] && [ ! -f "$out/summary.json" ]; then # 75: rank 0 has said so itself
-        echo "${0##*/}: exit code $code; to go on: $FEDMPI_LAUNCH --resume $out" >&2
+        echo "launch: exit code $code; to go on: $FEDMPI_LAUNCH --resume $out" >&2
     fi
 }

@@ -1,5 +1,6 @@
 """Methods of a user's own without training, for tests of the engine: --method toy_parties:Steady --dataset none."""
 
+import os
 import time
 
 import numpy as np
@@ -105,4 +106,21 @@ class Slow(Steady):
 
     def work(self, party, theta, round):
         time.sleep(0.5)
+        return super().work(party, theta, round)
+
+
+class SlowAtFirst(Steady):
+    """The same until SLURM has queued the job again."""
+
+    def work(self, party, theta, round):
+        time.sleep(0 if "SLURM_RESTART_COUNT" in os.environ else 0.5)
+        return super().work(party, theta, round)
+
+
+class Endless(Steady):
+    """From its second round on."""
+
+    def work(self, party, theta, round):
+        while round > 1:
+            time.sleep(0.1)
         return super().work(party, theta, round)
