@@ -85,6 +85,9 @@ def test_a_run_that_was_ended_before_its_first_round_can_be_resumed(make_config,
         patched.setattr(signals, "end_before", lambda round, last: True)
         with pytest.raises(signals.Ended):
             run_in_memory(config, 3)
+    begun = config.out / "checkpoint" / "1"  # or before a client's half of the first checkpoint was whole
+    begun.mkdir(parents=True)
+    (begun / ".parties-00000-00001.npz.17.tmp").touch()
     summary = run_in_memory(resolve(["--resume", str(config.out)]), 3)
     assert summary["model_sha256"] == run_in_memory(make_config(), 3)["model_sha256"]
 

@@ -1,7 +1,6 @@
 """launch/slurm/fedmpi.sbatch on a real SLURM, which the tests start themselves: run, time limit, checkpoint, requeue, resume."""
 
 import json
-import os
 import re
 import subprocess
 import sys

@@ -59,7 +59,8 @@ def latest_round(out: Path) -> int:
         return int(path.read_text())
     except OSError:
         if (out / releases.NAME).exists():
-            if releases.ReleaseLog.read(out).under_secret_noise or not (out / "checkpoint").exists():
+            begun = any((out / "checkpoint").glob("*/server.*"))
+            if releases.ReleaseLog.read(out).under_secret_noise or not begun:
                 return 0
         raise ConfigError(f"resume = {out}: no checkpoint there ({path} is missing)") from None
     except ValueError:
