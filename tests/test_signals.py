@@ -31,7 +31,9 @@ LIMIT = 60  # seconds, far above what any of these needs
 
 @pytest.fixture
 def asked():
-    return signals._Asked()
+    asked = signals._Asked()
+    asked.moment = 0
+    return asked
 
 
 def test_before_the_first_round_a_signal_ends_it_at_once(asked):

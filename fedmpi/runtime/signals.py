@@ -18,6 +18,8 @@ NUMBERS = signal.SIGUSR1, signal.SIGTERM, signal.SIGINT
 AGAIN = 75
 #: Seconds within which a second signal is the first one, come another way: SLURM and a launch script may both send it.
 ONCE = 1.0
+#: Seconds before SIGTERM is answered: a launcher that ends a failed job sends it before SIGKILL, within a second, and who failed has spoken.
+MOMENT = 1.5
 
 
 class Ended(BaseException):
@@ -35,11 +37,14 @@ class _Asked:
         self.at = 0.0
         self.round: int | None = None  # the one under way; None: not begun
         self.last = 0  # the run's last round
+        self.moment = MOMENT
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         name, now = signal.Signals(number).name, time.monotonic()
         if self.by is None:
             self.by, self.at = name, now
+            if number == signal.SIGTERM:
+                time.sleep(self.moment)
             if self.round is None:
                 raise Ended(name)
             _say(f"{name}: {self._what_follows()}; SIGTERM or Ctrl-C now end it at once")
