@@ -125,3 +125,11 @@ def test_a_job_at_its_time_limit_checkpoints_is_queued_again_and_goes_on(limited
 def test_a_job_that_fails_ends_with_its_exit_code(cluster):
     job = Job(cluster, how="mpirun", arguments=["--preset", "nope"])
     assert job.end()["ExitCode"] == "2:0" and "preset = nope" in job.said()
+
+
+def test_an_array_has_a_run_for_each_seed(cluster):
+    job = Job(cluster, "--array=3-4", how="mpirun", arguments=[*TOY, "--rounds", "2", "--method", "toy_parties:Steady"])
+    outs = [job.out.with_name(f"{job.out.name}-s{seed}") for seed in (3, 4)]
+    job.wait(lambda: all((out / "summary.json").exists() for out in outs), "did not end")
+    assert [json.loads((out / "summary.json").read_text())["seed"] for out in outs] == [3, 4]
+    assert hash_of(outs[0]) != hash_of(outs[1])
