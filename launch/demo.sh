@@ -4,4 +4,5 @@
 set -euo pipefail
 . "$(dirname "$0")/setup.sh"
 set_up ""
-run ./launch/local.sh -n 21 "$@"
+printf '$ ./launch/local.sh -n 21 %s\n' "$*"
+exec ./launch/local.sh -n 21 "$@"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # launch/local.sh [-n N] [fedmpi arguments]: starts N ranks (default 21) on this machine with the flags that its MPI needs.
+# Ctrl-C, SIGTERM and SIGUSR1 end it after the round with a checkpoint, exit code 75; a second Ctrl-C at once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV="${FEDMPI_VENV:-.venv}"
@@ -23,26 +24,13 @@ command -v mpirun > /dev/null || {
     exit 2
 }
 
-flags=()
-version="$(mpirun --version 2>&1 || true)"
-case "$version" in
-    *"Open MPI"* | *PRRTE* | *prterun*)
-        if [ "$(id -u)" = 0 ]; then
-            export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-        fi
-        if [ "$ranks" -gt "$(nproc)" ]; then
-            flags+=(--map-by :oversubscribe)
-        fi
-        # A core per rank is not to be had, and a rank that is bound to a busy core waits for it.
-        flags+=(--bind-to none)
-        # With ULFM a rank that dies is an error that names it, not a job that vanishes.
-        flags+=(--with-ft ulfm)
-        ;;
-    *) ;; # MPICH and its relatives take -n as it is
-esac
-
 # One thread a rank: results must not depend on placement, and ranks already outnumber the cores.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MKL_NUM_THREADS="${MKL_NUM_THREADS:-1}" OPENBLAS_NUM_THREADS="${OPENBLAS_NUM_THREADS:-1}"
 
-printf '$ mpirun %s-n %s python -m fedmpi.main %s\n' "${flags[*]:+${flags[*]} }" "$ranks" "$*" >&2
-exec mpirun "${flags[@]}" -n "$ranks" python -m fedmpi.main "$@"
+# shellcheck disable=SC1091
+. launch/job.sh
+mpirun_flags "$ranks"
+FEDMPI_LAUNCH="./launch/local.sh -n $ranks"
+code=0
+run_job mpirun ${flags[@]+"${flags[@]}"} -n "$ranks" python -m fedmpi.main "$@" || code=$?
+exit "$code"

@@ -21,6 +21,20 @@ def pytest_collection_modifyitems(items):
             item.add_marker("slow")
 
 
+# What a test is marked with that may not be skipped here, as .ci/run says: FEDMPI_REQUIRE=slurm,netns
+REQUIRED = set(filter(None, os.environ.get("FEDMPI_REQUIRE", "").split(",")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    needed = REQUIRED & {mark.name for mark in item.iter_markers()}
+    if report.skipped and needed:
+        report.outcome = "failed"
+        report.longrepr = f"FEDMPI_REQUIRE={','.join(sorted(needed))}: may not be skipped ({call.excinfo.value})"
+    return report
+
+
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory):
     """One cache of prepared data for the whole session, away from the user's."""

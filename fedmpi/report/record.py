@@ -65,6 +65,7 @@ class Record:
                     raise ConfigError(
                         f"out = {self.out}: holds a run already; choose another folder, or continue it with --resume"
                     )
+                write_text(self.out / releases.NAME, "")  # nothing yet: so it can be resumed from here on
                 write_text(self.out / "config.yaml", self.config.as_file())
                 write_text(self.out / "rounds.jsonl", "")
         except OSError as error:

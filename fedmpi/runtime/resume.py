@@ -55,8 +55,8 @@ class Going(NamedTuple):
 
 
 def choose(config: Config, warn: Callable[[str], None]) -> Going:
-    """The round that rank 0 names; 0 where something was released under secret noise and no round was checkpointed; ConfigError
-    if there is nothing to go on from."""
+    """The round that rank 0 names; 0 for a run that was interrupted before its first checkpoint; ConfigError if there is nothing to
+    go on from."""
     latest = config.out / "checkpoint" / "latest"
     if not (config.out / releases.NAME).exists() and not checkpoint.server_rounds(config):
         raise ConfigError(f"resume = {config.out}: no checkpoint there ({latest} is missing)")
@@ -66,9 +66,7 @@ def choose(config: Config, warn: Callable[[str], None]) -> Going:
     if round is None:
         if refused:
             raise ConfigError(f"resume = {config.out}: no checkpoint there can be used: {'; '.join(refused)}")
-        if log.under_secret_noise:
-            return Going(0, log.run)
-        raise ConfigError(f"resume = {config.out}: no checkpoint there ({latest} is missing)")
+        return Going(0, log.run)
     if checkpoint.latest_round(config.out) is None:
         refused.insert(0, f"{latest} is {'damaged' if latest.exists() else 'missing'}")
     for line in refused:

@@ -8,7 +8,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from fedmpi.privacy.mechanism import Mechanism
 from fedmpi.privacy.releases import Asked, Ended, Failed, Opened, Shown, Stepped
 from fedmpi.report.record import Record
 from fedmpi.report.savings import hybrid_savings
-from fedmpi.runtime import build, checkpoint, keep, resume, schedule
+from fedmpi.runtime import build, checkpoint, keep, resume, schedule, signals
 from fedmpi.runtime.adoption import Adoption
 from fedmpi.runtime.conduct import Conduct
 from fedmpi.runtime.evaluate import add_reports
@@ -135,9 +135,18 @@ class Server:
             self.measure_references()
         first = self.resume_round + 1 if self.algorithm.shares else self.config.run.rounds
         for round in range(first, self.config.run.rounds + 1):
+            if signals.end_before(round, self.config.run.rounds):
+                self.leave(round - 1)
             self.regroup()
             self.round(round)
         return self.finish()
+
+    def leave(self, done: int) -> NoReturn:
+        """A signal asked for the end: keep what was done so far, and let everybody go."""
+        if done > self.resume_round and not schedule.checkpoint_due(self.config, done):
+            self.checkpoint(done)
+        self.dismiss()
+        signals.end()
 
     def round(self, round: int) -> None:
         started = time.monotonic()
@@ -399,7 +408,8 @@ class Server:
             self.record.terminal.warn(f"{session}: no Tally from ranks {silent} (round_deadline)")
         return lacking, silent
 
-    def finish(self) -> dict[str, Any]:
+    def dismiss(self) -> None:
+        """Everybody leaves, once it has said what it sent and spent."""
         endpoint = self.mailbox.endpoint
         self.adoption.mend()
         endpoint.parted.clear()
@@ -417,13 +427,16 @@ class Server:
             for rank in endpoint.behind(0):
                 endpoint.mute(rank)
         self.tallies.check()
+
+    def finish(self) -> dict[str, Any]:
+        self.dismiss()
         if self.algorithm.shares and not any(isinstance(event, Stepped) for event in self.releases.log.events):
             self.record.terminal.warn("no round had a sum: the model is the one that the run began with")
         name = keep.save_model(self.config, self.algorithm, self.theta)
         self.releases.note(Ended(self.config.run.rounds))
         facts = {
             "task": self.algorithm.task,
-            "ranks": endpoint.size,
+            "ranks": self.mailbox.endpoint.size,
             "scores": self.scores | self.references,
             "coordinates": self.mechanism.encoding.dimension,
             "data_crc32": f"{self.algorithm.data_fingerprint:08x}",

@@ -110,9 +110,10 @@ class Dies(toy.Method):
 
 
 class Interrupted(toy.Method):
-    """Ctrl-C, as party 1's rank hears of it."""
+    """Ctrl-C, twice, as rank 0 hears of it in its step; the first one would have it finish the round."""
 
-    def work(self, party, theta, round):
-        if party == 1:
+    def step(self, theta, total, rate, support):
+        for _ in range(2):
             os.kill(os.getpid(), signal.SIGINT)
-        return super().work(party, theta, round)
+            time.sleep(1.2)
+        return super().step(theta, total, rate, support)

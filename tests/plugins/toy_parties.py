@@ -1,5 +1,8 @@
 """Methods of a user's own without training, for tests of the engine: --method toy_parties:Steady --dataset none."""
 
+import os
+import time
+
 import numpy as np
 
 from benchmarks import toy
@@ -125,3 +128,28 @@ class Huge(Steady):
 class FewRows(Steady):
     def evaluate_all(self, parties, theta, round):
         return np.ones((len(parties) - 1, 2))
+
+
+class Slow(Steady):
+    """Rounds of half a second, so that a signal finds one under way."""
+
+    def work(self, party, theta, round):
+        time.sleep(0.5)
+        return super().work(party, theta, round)
+
+
+class SlowAtFirst(Steady):
+    """The same until SLURM has queued the job again."""
+
+    def work(self, party, theta, round):
+        time.sleep(0 if "SLURM_RESTART_COUNT" in os.environ else 0.5)
+        return super().work(party, theta, round)
+
+
+class Endless(Steady):
+    """From its second round on."""
+
+    def work(self, party, theta, round):
+        while round > 1:
+            time.sleep(0.1)
+        return super().work(party, theta, round)
