@@ -1,6 +1,8 @@
 """A rank that dies at any moment is a dropout of its parties in that phase, and nothing else: in memory, where a rank is a thread."""
 
 import json
+import threading
+import time
 
 import pytest
 
@@ -23,7 +25,7 @@ TOY += "--checkpoint-every 2 --phase-deadline 20 --round-deadline 60"
 def play(tmp_path):
     """Run it, with ranks that die: {rank: (message or `work`, round)}; returns the summary."""
 
-    def run(flags="", faults=None, ranks=5, name="run"):
+    def run(flags="", faults=None, ranks=5, name="run", dozing=None):
         config = resolve([*TOY.split(), "--out", str(tmp_path / name), *flags.split()])
         start = start_run(config, ranks, "in memory", Terminal())
 
@@ -32,6 +34,8 @@ def play(tmp_path):
                 return run_server(endpoint, *start)
             if endpoint.rank in (faults or {}):
                 doom(endpoint, *faults[endpoint.rank])
+            if endpoint.rank in (dozing or {}):
+                doom(endpoint, *dozing[endpoint.rank][:2], lambda: endpoint.fall_silent(dozing[endpoint.rank][2]))
             return run_client(endpoint, config)
 
         try:
@@ -42,13 +46,13 @@ def play(tmp_path):
     return run
 
 
-def doom(endpoint, what, round):
+def doom(endpoint, what, round, act=None):
     """The rank dies as it is about to send this message, or as soon as it has come."""
-    send, poll = endpoint._dispatch, endpoint.poll
+    send, poll, acts = endpoint._dispatch, endpoint.poll, [act or endpoint.die]
 
     def strike(message):
-        if type(message).__name__ == what and round in (0, message.round):
-            endpoint.die()
+        if acts and type(message).__name__ == what and round in (0, message.round):
+            acts.pop()()
 
     def dying_dispatch(rank, message):
         strike(message)
@@ -121,6 +125,51 @@ def test_a_party_whose_state_is_nowhere_stays_out(play, tmp_path, monkeypatch, c
     assert "left out for the rest of the run: cannot take over" in said and "has no state of party" in said
     plan = lost["dropouts"]["lost"]["plan"]
     assert {event.split(":")[0] for event in plan} == {"5", "6"}
+
+
+@pytest.fixture
+def woken(monkeypatch):
+    """An event that is set as a round begins."""
+    from fedmpi.runtime.server import Server
+
+    event, whole = threading.Event(), Server.round
+
+    def at(number):
+        def round(self, round):
+            if round == number:
+                event.set()
+                time.sleep(0.3)
+            whole(self, round)
+
+        monkeypatch.setattr(Server, "round", round)
+        return event
+
+    yield at
+    event.set()
+
+
+@pytest.mark.parametrize(
+    "what, round", [("Train", 3), ("ShareKeys", 3), ("Unmask", 3), ("EvalReport", 2), ("Checkpoint", 2)]
+)
+def test_a_silent_rank_that_comes_back_gets_its_parties_back(what, round, play, woken, tmp_path, capsys):
+    """Others had them meanwhile; nothing of what they did is lost, nor of what the ledger counts."""
+    lost = play("--on-loss adopt --rounds 9", dozing={3: (what, round, woken(5))})
+    said = capsys.readouterr().out
+    assert said.count("rank 3 has not been heard of") == said.count("rank 3 is heard of again") == 1
+    assert "parties 4 to 5 back on rank 3" in said
+    plan = lost["dropouts"]["lost"]["plan"]
+    assert {event.split(":")[0] for event in plan} <= {"3"} and lost["dropouts"]["caught"] == 0
+    planned = play(f"{plain(plan)} --rounds 9", name="planned", ranks=2)
+    assert lost["model_sha256"] == planned["model_sha256"] and sums(tmp_path, "run") == sums(tmp_path, "planned")
+
+
+def test_a_silent_rank_that_comes_back_is_told_to_leave(play, woken, tmp_path, capsys):
+    lost = play("--on-loss drop", dozing={3: ("ShareKeys", 3, woken(5))})
+    said = capsys.readouterr()
+    assert "rank 3: rank 0 had not heard of it for too long, and went on without it" in said.err
+    plan = lost["dropouts"]["lost"]["plan"]
+    assert lost["model_sha256"] == play(plain(plan), name="planned", ranks=2)["model_sha256"]
+    assert lost["dropouts"]["caught"] == 0
 
 
 def test_with_too_few_left_the_run_ends_and_is_resumed_with_everybody(play, tmp_path):

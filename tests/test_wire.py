@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedmpi.errors import WireError
 from fedmpi.secagg import messages as secagg
 from fedmpi.wire.bits import pack, pack_signed
-from fedmpi.wire.control import NONCE, Adopt, Adopted, Stop
+from fedmpi.wire.control import NONCE, Adopt, Adopted, Release, Stop
 from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, MAX_ROUND, VERSION, Header, Reader
 from fedmpi.wire.message import register
 from fedmpi.wire.messages import (
@@ -91,6 +91,7 @@ anything = st.one_of(
     st.builds(Ready, rounds, party, st.integers(0, 2**64 - 1), u32, parties, nonces),
     st.builds(Nonces, rounds, party, nonces),
     st.builds(Adopt, rounds, party, parties, u32),
+    st.builds(Release, rounds, party, parties),
     st.builds(Adopted, rounds, party, st.text(max_size=100)),
     st.builds(Replay, rounds, party, parties, u32, u32, thetas),
     st.builds(Fill, rounds, party, parties, u32, u32, key),
@@ -132,6 +133,7 @@ LAWS = {
     Ready: lambda m: Ready.wire_size(len(m.clear), len(m.nonces) // NONCE),
     Nonces: lambda m: Nonces.wire_size(len(m.nonces) // NONCE),
     Adopt: lambda m: Adopt.wire_size(len(m.parties)),
+    Release: lambda m: Release.wire_size(len(m.parties)),
     Adopted: lambda m: Adopted.wire_size(len(m.why.encode())),
     Replay: lambda m: Replay.wire_size(len(m.theta), len(m.parties)),
     PlainRows: lambda m: PlainRows.wire_size(len(m.parties), int(m.counts.sum()), m.row_bits, m.value_bits, m.width),
@@ -193,7 +195,7 @@ def test_a_number_stands_for_one_message():
 def test_whoever_a_message_serves_is_charged_as_if_alone(message):
     """Where it serves one party, that is the message itself; what is kept for the record alone is charged to nobody."""
     charged = list(message.shares())
-    if isinstance(message, (Checkpoint, GoOn, Stop, Tally)):
+    if isinstance(message, (Adopt, Adopted, Release, Replay, Checkpoint, GoOn, Stop, Tally)):
         assert not charged
     elif isinstance(message, Ready):
         assert not charged  # a decoded one does not know its parties

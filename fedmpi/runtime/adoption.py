@@ -1,17 +1,18 @@
-"""Rank 0 has the parties of lost ranks taken over (--on-loss adopt), by the ranks that host fewest.
+"""Rank 0 has the parties of lost ranks taken over (--on-loss adopt), by the ranks that host fewest. A rank that was silent and is heard
+of again gets its own back after the next checkpoint.
 
 They go on from the last checkpoint. What they did since then is done once more (fedmpi.runtime.rank), so the models of the rounds since
 the last checkpoint are kept here; beyond `MOST_KEPT` bytes they are not, and the parties of a rank that is lost then stay out.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 
 from fedmpi.config import Config
 from fedmpi.runtime.mailbox import Mailbox
 from fedmpi.runtime.placement import named
-from fedmpi.wire.control import Adopt, Adopted
+from fedmpi.wire.control import Adopt, Adopted, Release
 from fedmpi.wire.messages import Replay
 
 MOST_KEPT = 1 << 30  # bytes
@@ -23,6 +24,9 @@ class Adoption:
         self._base = 0  # the round of the last checkpoint; 0: the beginning
         self._since: list[tuple[int, frozenset[int], np.ndarray]] = []  # (round, who was drawn, theta) after that
         self._whole = True  # nothing of it was forgotten
+        self._greeted: set[int] = (
+            set()
+        )  # ranks that are heard of again, and were asked whether they are done with what they had missed
 
     @property
     def wanted(self) -> bool:
@@ -41,10 +45,14 @@ class Adoption:
         """Every party's state of this round is on the disk."""
         self._base, self._whole = round, True
         self._since = [entry for entry in self._since if entry[0] > round]
+        for rank in sorted(self._greeted - self._mailbox.endpoint.muted):
+            self._greeted.remove(rank)
+            self._bring_home(rank)
 
     def mend(self) -> None:
         """Give everybody without a rank another one; who cannot be taken over is out for the rest of the run."""
         placement, conduct = self._mailbox.placement, self._mailbox.conduct
+        self._greet()
         while self.wanted and (orphaned := [rank for rank in conduct.lost_ranks if placement.parties_of(rank)]):
             living = set(placement.ranks()) - conduct.gone_ranks
             parts: dict[int, tuple[int, ...]] = {}
@@ -57,14 +65,7 @@ class Adoption:
                 continue
             for host, part in parts.items():
                 self._send(host, part)
-            answers: dict[int, str] = {}
-
-            def take(rank: int, message: Adopted, answers=answers) -> str:
-                answers[rank] = message.why[:300]
-                return ""
-
-            during = conduct.session
-            self._mailbox.collect(f"{during}, taking over", Adopted, take, ranks=parts)
+            answers = self._answers(parts)
             for host, part in parts.items():
                 if host not in conduct.gone_ranks:
                     if answers.get(host, "it did not answer"):
@@ -72,6 +73,43 @@ class Adoption:
                     else:
                         self._say(f"{named(part)} taken over by rank {host}, from round {self._base} on")
                     placement.move(part, host)
+
+    def _answers(self, ranks: Collection[int]) -> dict[int, str]:
+        """What each of them says was in the way; nothing: nothing was."""
+        answers: dict[int, str] = {}
+
+        def take(rank: int, message: Adopted) -> str:
+            answers[rank] = message.why[:300]
+            return ""
+
+        self._mailbox.collect(f"{self._mailbox.conduct.session}, taking over", Adopted, take, ranks=ranks)
+        return answers
+
+    def _greet(self) -> None:
+        endpoint = self._mailbox.endpoint
+        for rank in sorted(endpoint.returned - self._greeted) if self.wanted else ():
+            self._greeted.add(rank)
+            endpoint.expect(rank, Adopted)
+            endpoint.send(rank, Adopt())
+            self._say(f"rank {rank} is heard of again; it gets its parties back after the next checkpoint")
+
+    def _bring_home(self, rank: int) -> None:
+        """From the checkpoint that was just made, which has what others did with them."""
+        placement, conduct, endpoint = self._mailbox.placement, self._mailbox.conduct, self._mailbox.endpoint
+        home = placement.home_of(rank)
+        conduct.lost_ranks.discard(rank)
+        endpoint.welcome(rank)
+        endpoint.send(rank, Adopt(self._base, parties=home))
+        why = self._answers({rank}).get(rank, "it did not answer")
+        if rank in conduct.gone_ranks:
+            return
+        if why:
+            self._say(f"rank {rank} stays without parties: {why}")
+            return
+        for holder, parties in placement.by_block(home):
+            endpoint.send(holder, Release(parties=parties))
+        placement.move(home, rank)
+        self._say(f"{named(home)} back on rank {rank}, from round {self._base} on")
 
     def _give_up(self, parties: tuple[int, ...], why: str) -> None:
         self._mailbox.conduct.lost.update(parties)

@@ -134,7 +134,8 @@ class Mailbox:
         self.endpoint.mute(loss.rank)
         if self._on_loss == "end" or self.conduct.gone_ranks.issuperset(self.placement.ranks()):
             raise TransportError(f"{self.conduct.session}: {loss}")
-        self.endpoint.send(loss.rank, Stop(code=NOT_HEARD_OF))  # should it come back
+        if self._on_loss == "drop":
+            self.endpoint.send(loss.rank, Stop(code=NOT_HEARD_OF))  # should it come back
         fate = "until others have taken them over" if self._on_loss == "adopt" else "for the rest of the run"
         if self._on_loss == "drop":
             self.conduct.lost.update(parties)

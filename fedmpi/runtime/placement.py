@@ -22,7 +22,12 @@ class Placement:
             size = small + (client < larger)
             self._blocks[tuple(range(at, at + size))] = client + 1
             at += size
+        self._home = {rank: block for block, rank in self._blocks.items()}
         self._index()
+
+    def home_of(self, rank: int) -> tuple[int, ...]:
+        """The parties that it was started for."""
+        return self._home[rank]
 
     def _index(self) -> None:
         self._blocks = dict(sorted(self._blocks.items()))

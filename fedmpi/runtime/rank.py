@@ -21,7 +21,7 @@ from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.secagg.party import Identity
 from fedmpi.secagg.pki import read_identity, read_public
 from fedmpi.transport.endpoint import Endpoint
-from fedmpi.wire.control import NOT_HEARD_OF, Adopt, Adopted, Nonces
+from fedmpi.wire.control import NOT_HEARD_OF, Adopt, Adopted, Nonces, Release
 from fedmpi.wire.message import Message, speakers
 from fedmpi.wire.messages import Checkpoint, Replay, Setup, Stop
 from fedmpi.wire.phases import Phase
@@ -88,6 +88,7 @@ class Rank:
             Nonces: self._home.meet,
             Adopt: self.adopt,
             Replay: self.replay,
+            Release: self.release,
             Checkpoint: self.checkpoint,
         }
         while True:
@@ -129,9 +130,13 @@ class Rank:
             raise ProtocolError(
                 "rank 0 asked this rank to take parties over, without --on-loss adopt", phase=Phase.SETUP
             )
+        if not message.parties:
+            return self._answer("")
+        if message.parties == self._home.parties:
+            return self.come_home(message)
         if {*message.parties} & {party for client in self._clients for party in client.parties}:
             raise ProtocolError("rank 0 asked this rank to take over parties that it hosts", phase=Phase.SETUP)
-        if not message.parties or not 0 <= message.parties[0] <= message.parties[-1] < config.run.parties:
+        if not 0 <= message.parties[0] <= message.parties[-1] < config.run.parties:
             raise ProtocolError("rank 0 asked this rank to take over parties that there are none of", phase=Phase.SETUP)
         try:
             client = self._make(message.parties)
@@ -142,6 +147,22 @@ class Rank:
         client.trained, client.tested = message.round, message.round - 1
         self._arriving, self._replays = client, message.replays
         self._settle()
+
+    def come_home(self, message: Adopt) -> None:
+        """Rank 0 had given this rank up, and others had its parties; they are where these brought them."""
+        client = self._home
+        try:
+            checkpoint.load_parties(client.config, client.algorithm, client.present, message.round, client.mark)
+        except (DataError, OSError) as error:
+            return self._answer(f"cannot take back {named(client.parties)}: {error}")
+        client.sessions.clear()
+        client.trained, client.tested = message.round, message.round
+        self._answer("")
+
+    def release(self, message: Release) -> None:
+        self._clients = [
+            client for client in self._clients if client is self._home or not {*client.parties} <= {*message.parties}
+        ]
 
     def replay(self, message: Replay) -> None:
         """A round's local work once more; nothing of it leaves."""

@@ -35,7 +35,7 @@ from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.runtime.tallies import Tallies
 from fedmpi.transport.endpoint import Endpoint
-from fedmpi.wire.control import NONCE
+from fedmpi.wire.control import NONCE, NOT_HEARD_OF
 from fedmpi.wire.message import alone
 from fedmpi.wire.messages import Checkpoint, Evaluate, Fill, GoOn, Nonces, Ready, Setup, Stop, Tally, Train
 from fedmpi.wire.phases import Purpose
@@ -415,6 +415,8 @@ class Server:
         endpoint.parted.clear()
         endpoint.closing = True
         self.mailbox.to_all(Stop())
+        for rank in self.conduct.lost_ranks if self.adoption.wanted else ():
+            endpoint.send(rank, Stop(code=NOT_HEARD_OF))
         lacking, _ = self.collect_tallies("end of the run")
         for rank in lacking:
             endpoint.mute(rank)  # nothing more is expected of it, nor that it takes what it was sent

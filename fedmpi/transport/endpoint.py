@@ -73,6 +73,10 @@ class Endpoint(ABC):
         self.limits: Limits | None = None  # None: a message of any size that a header can announce
         self.muted: set[int] = set()  # whose messages are thrown away unread
         self.lost: dict[int, str] = {}  # ranks that are dead or silent for too long, and why
+        self.returned: set[int] = set()  # those that were silent, and are heard of again
+        self._expected: dict[
+            int, int
+        ] = {}  # muted rank -> the type of message with which it is one of the others again
         self._news: deque[tuple[float, RankLost]] = deque()  # those of them that nobody was told of, and since when
         self.spoken_of: Callable[[str], object] = lambda line: None  # told of a rank that begins to be silent
         self.parted: set[int] = set()  # who has sent a tally, the last thing that a client says ...
@@ -170,7 +174,7 @@ class Endpoint(ABC):
         return sum(len(part) for part in self._partial.get(rank, ()))
 
     def _assemble(self, source: int, piece: Buffer) -> tuple[int, Message] | None:
-        if source in self.muted:
+        if source in self.muted and not self._is_expected(source, piece):
             self._throw_away(source, piece)
             return None
         self._taken[source] += len(piece)
@@ -210,11 +214,32 @@ class Endpoint(ABC):
 
     def _throw_away(self, source: int, piece: Buffer) -> None:
         """A tally among it is looked for all the same: who has sent it is about to leave, and need not be waited for."""
+        self._taken[source] += len(piece)
         try:
             if Header.unpack(piece).type == Tally.TYPE:
                 self.parted.add(source)
+                del self._taken[source]  # it counts anew
         except WireError:
             pass
+
+    def _is_expected(self, source: int, piece: Buffer) -> bool:
+        try:
+            if Header.unpack(piece).type != self._expected.get(source):
+                return False
+        except WireError:
+            return False
+        del self._expected[source]
+        self.muted.discard(source)
+        return True
+
+    def expect(self, rank: int, kind: type[Message]) -> None:
+        """A muted rank is one of the others again with its next message of this kind."""
+        self._expected[rank] = kind.TYPE
+
+    def welcome(self, rank: int) -> None:
+        """A rank that was silent is there again, and may be lost again."""
+        self.lost.pop(rank, None)
+        self.returned.discard(rank)
 
     def leave(self, grace: float, code: int = 0) -> None:
         """Rank 0, before its process ends with this exit code, once everything is written; it may not return. MPI waits for every rank

@@ -29,6 +29,10 @@ class Silence:
             self._silent[rank] = 0.0
             self._noticed.discard(rank)
 
+    def watch(self, rank: int) -> None:
+        """This one as well."""
+        self._silent[rank] = 0.0
+
     def forget(self, rank: int) -> None:
         """Nobody asks about this one any more."""
         self._silent.pop(rank, None)

@@ -27,6 +27,7 @@ class Hub:
         self.queues: list[queue.SimpleQueue[tuple[int, Buffer]]] = [queue.SimpleQueue() for _ in range(size)]
         self.broken = threading.Event()
         self.dead: set[int] = set()
+        self.silent: set[int] = set()  # for as long as they are in it
         self.endpoints = [MemoryEndpoint(self, rank, size, chunk) for rank in range(size)]
 
 
@@ -41,14 +42,18 @@ class MemoryEndpoint(Endpoint):
     def _take(self) -> tuple[int, Buffer] | None:
         if self.rank in self._hub.dead:
             raise Killed(f"rank {self.rank} is dead")
-        for rank in self._hub.dead - self.lost.keys() if self.rank == 0 else ():
-            self._lose(rank, "is gone")
+        if self.rank == 0:
+            for rank in self._hub.dead - self.lost.keys():
+                self._lose(rank, "is gone")
+            for rank in self._hub.silent - self.lost.keys():
+                self._lose(rank, "has not been heard of")
+            self.returned |= self.lost.keys() - self._hub.dead - self._hub.silent
         if self._hub.broken.is_set():
             raise Disconnected("another rank ended the job")
         try:
             for _ in range(PASSED_OVER):
                 source, piece = self._hub.queues[self.rank].get_nowait()
-                if source not in self.muted:
+                if source not in self.muted or source in self._expected:
                     return source, piece
                 self._throw_away(source, piece)
         except queue.Empty:
@@ -62,6 +67,12 @@ class MemoryEndpoint(Endpoint):
         """As SIGKILL ends a process."""
         self._hub.dead.add(self.rank)
         raise Killed(f"rank {self.rank} is dead")
+
+    def fall_silent(self, until: threading.Event) -> None:
+        """As SIGSTOP and SIGCONT, once the others have noticed."""
+        self._hub.silent.add(self.rank)
+        until.wait()
+        self._hub.silent.discard(self.rank)
 
     def abort(self, code: int) -> None:
         self._hub.broken.set()

@@ -87,6 +87,11 @@ class MpiEndpoint(Endpoint):
         peers = range(1, self.size) if self.rank == 0 else (0,)
         self._silence = Silence(peers, deadline if self.rank == 0 else UNHEARD * deadline)
 
+    def welcome(self, rank: int) -> None:
+        super().welcome(rank)
+        if self._silence is not None:
+            self._silence.watch(rank)
+
     def _listen(self) -> None:
         now = time.monotonic()
         if self._silence is None or now < self._listened + LISTEN:
@@ -98,7 +103,10 @@ class MpiEndpoint(Endpoint):
                 if matched is None:
                     break
                 matched.Recv([np.empty(0, np.uint8), MPI.BYTE])
-                self._silence.heard(self._status.Get_source())
+                source = self._status.Get_source()
+                self._silence.heard(source)
+                if source in self.lost:
+                    self.returned.add(source)
         for rank in self.parted if self.closing else ():
             self._silence.forget(rank)  # it is about to leave, without another word
         named, lost = self._silence.look()
@@ -223,6 +231,7 @@ class MpiEndpoint(Endpoint):
             raise TransportError("rank 0 is gone")
         for rank in sorted(dead - self._dead):
             self._dead.add(rank)
+            self.returned.discard(rank)
             self._incoming.pop(rank, None)
             self._sunk.pop(rank, None)
             if self._silence is not None:

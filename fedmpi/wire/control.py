@@ -108,20 +108,24 @@ class Nonces(Message):
 
 
 @dataclass(frozen=True)
-class Adopt(Message):
+class _Bookkeeping(Message):
+    PHASE = Phase.BOOKKEEPING
+
+    def shares(self) -> Iterable[tuple[int, int]]:
+        return []
+
+
+@dataclass(frozen=True)
+class Adopt(_Bookkeeping):
     """Rank 0 to a rank: take over these parties of one that was lost, as they were after the checkpoint of `round`; then so many
-    rounds are to be done once more, each with its Replay."""
+    rounds are to be done once more, each with its Replay. Nobody: say that you are there. Its own: take them back."""
 
     TYPE = 17
-    PHASE = Phase.SETUP
     parties: tuple[int, ...] = ()
     replays: int = 0
 
     def buffers(self) -> list[Buffer]:
         return [pack_parties(self.parties), COUNT.pack(self.replays)]
-
-    def shares(self) -> Iterable[tuple[int, int]]:
-        return [(party, self.wire_size(1)) for party in self.parties]
 
     @staticmethod
     def wire_size(parties: int) -> int:
@@ -133,19 +137,34 @@ class Adopt(Message):
 
 
 @dataclass(frozen=True)
-class Adopted(Message):
+class Release(_Bookkeeping):
+    """Rank 0 to a rank: these parties, which it had taken over, are elsewhere again."""
+
+    TYPE = 30
+    parties: tuple[int, ...] = ()
+
+    def buffers(self) -> list[Buffer]:
+        return [pack_parties(self.parties)]
+
+    @staticmethod
+    def wire_size(parties: int) -> int:
+        return COUNT.size + 4 * parties
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return (read_parties(reader),)
+
+
+@dataclass(frozen=True)
+class Adopted(_Bookkeeping):
     """A rank to rank 0: they are here, or (`why`) cannot be."""
 
     TYPE = 18
-    PHASE = Phase.SETUP
     LONGEST: ClassVar[int] = 1000  # bytes
     why: str = ""
 
     def buffers(self) -> list[Buffer]:
         return [self.why.encode()[: self.LONGEST]]
-
-    def shares(self) -> Iterable[tuple[int, int]]:
-        return []
 
     @staticmethod
     def wire_size(why_bytes: int) -> int:
@@ -154,14 +173,6 @@ class Adopted(Message):
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
         return (bytes(reader.rest()).decode(errors="replace"),)
-
-
-@dataclass(frozen=True)
-class _Bookkeeping(Message):
-    PHASE = Phase.BOOKKEEPING
-
-    def shares(self) -> Iterable[tuple[int, int]]:
-        return []
 
 
 @dataclass(frozen=True)
@@ -238,4 +249,4 @@ class Tally(_Bookkeeping):
         return bytes_given, rows, facts
 
 
-register(Setup, Ready, Nonces, GoOn, Adopt, Adopted, Checkpoint, Stop, Tally)
+register(Setup, Ready, Nonces, GoOn, Adopt, Release, Adopted, Checkpoint, Stop, Tally)

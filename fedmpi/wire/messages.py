@@ -122,7 +122,10 @@ class Replay(_Model):
     """Rank 0 to a rank that takes parties over: do their local work of this round once more. None of it leaves."""
 
     TYPE = 19
-    PHASE = Phase.MODEL
+    PHASE = Phase.BOOKKEEPING
+
+    def shares(self) -> Iterable[tuple[int, int]]:
+        return []  # it is for the ranks' sake
 
 
 @dataclass(frozen=True)
