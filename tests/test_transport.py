@@ -158,3 +158,23 @@ def test_the_csv_has_the_same_totals():
         sum(int(line.split(",")[column]) for line in lines) == ledger.total("wire_payload") == 2 * Train.wire_size(5, 1)
     )
     assert lines[0].startswith("1,training,model,Train,down,1,0,")
+
+
+def test_a_ledger_that_is_packed_now_and_then_counts_the_same(monkeypatch):
+    from fedmpi.transport import ledger
+
+    def fill(book):
+        for round in range(40):
+            for party in range(5):
+                book.record(PlainInput(round % 7, party, b"", bytes(10 + party)), 0, 10 + party)
+        return book
+
+    loose = fill(ledger.Ledger(1))
+    monkeypatch.setattr(ledger, "LOOSE", 3)
+    packed = fill(ledger.Ledger(1))
+    assert packed._packed and np.array_equal(packed.table(), loose.table()) and packed.csv() == loose.csv()
+    assert packed.bytes_given() == loose.bytes_given() == sum(40 * (10 + party + FRAMING) for party in range(5))
+    again = ledger.Ledger(1)
+    again.merge(packed.table())
+    assert again.summary("up") == loose.summary("up")
+    assert packed.rows_after(Stop(), 0) == len(packed.table()) + 1

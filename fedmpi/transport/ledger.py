@@ -9,6 +9,7 @@ that serves several parties is one row, party -1, with their logical bytes added
 
 import csv
 import io
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -28,6 +29,7 @@ DIRECTIONS = ("down", "up")
 
 # Parties times rounds of a run whose every party has its own rows; each is about a hundred bytes a message and phase.
 MOST_DETAIL = 500_000
+LOOSE = 4096  # rows that are not packed
 
 
 class Ledger:
@@ -37,6 +39,8 @@ class Ledger:
         self.rank = rank
         self.detailed = detailed
         self._rows: dict[tuple[int, ...], list[int]] = defaultdict(lambda: [0] * len(COUNTS))
+        # A row in Python is half a kilobyte, and in a long run there are millions: what is not of late is kept packed.
+        self._packed: list[bytes] = []
 
     def record(self, message: Message, peer: int, payload: int) -> None:
         """Count `message` leaving for rank `peer`, as `payload` bytes behind one header."""
@@ -54,14 +58,22 @@ class Ledger:
 
     def table(self) -> NDArray[np.int64]:
         """All rows, keys then counts, in a fixed order."""
-        rows = [(*key, *counts) for key, counts in sorted(self._rows.items())]
-        return np.array(rows, np.int64).reshape(len(rows), len(KEYS) + len(COUNTS))
+        rows = np.concatenate([*map(_unpack, self._packed), _array(self._rows)])
+        keys, places = np.unique(rows[:, : len(KEYS)], axis=0, return_inverse=True)
+        counts = np.zeros((len(keys), len(COUNTS)), np.int64)
+        np.add.at(counts, places.reshape(-1), rows[:, len(KEYS) :])
+        return np.concatenate([keys, counts], axis=1)
+
+    def _pack(self) -> None:
+        self._packed.append(zlib.compress(_array(self._rows).T.tobytes(), 1))
+        self._rows.clear()
 
     def rows_after(self, message: Message, peer: int) -> int:
         """How many rows the table will have once `message` is recorded: Tally carries its own row."""
         later = Ledger(self.rank, self.detailed)
         later.record(message, peer, 0)
-        return len(set(self._rows) | set(later._rows))
+        later.merge(self.table())
+        return len(later.table())
 
     def merge(self, table: NDArray[np.int64]) -> None:
         """Add another rank's rows, or one's own of before an interruption; DataError adds none of them."""
@@ -79,11 +91,10 @@ class Ledger:
 
     def total(self, column: str, **where: int | str) -> int:
         """The sum of one count over the rows that match, e.g. total("wire_payload", direction="up", phase="update")."""
-        at = COUNTS.index(column)
-        wanted = [(KEYS.index(name), _code(name, value)) for name, value in where.items()]
-        return sum(
-            counts[at] for key, counts in self._rows.items() if all(key[index] == code for index, code in wanted)
-        )
+        table, at = self.table(), len(KEYS) + COUNTS.index(column)
+        for name, value in where.items():
+            table = table[table[:, KEYS.index(name)] == _code(name, value)]
+        return sum(table[:, at].tolist())  # as Python's integers, which do not wrap
 
     def bytes_given(self) -> int:
         return self.total("wire_payload") + self.total("wire_framing")
@@ -99,15 +110,27 @@ class Ledger:
 
     def summary(self, direction: str, phases: Iterable[str] = PHASES) -> dict[str, int]:
         """The four byte totals of one direction, as summary.json has them."""
-        chosen, way = [_code("phase", phase) for phase in phases], _code("direction", direction)
-        places = KEYS.index("phase"), KEYS.index("direction")
-        rows = [counts for key, counts in self._rows.items() if key[places[0]] in chosen and key[places[1]] == way]
-        return {name: sum(counts[at] for counts in rows) for at, name in enumerate(COUNTS) if name != "messages"}
+        table = self.table()
+        chosen = np.isin(table[:, KEYS.index("phase")], [_code("phase", phase) for phase in phases])
+        rows = table[chosen & (table[:, KEYS.index("direction")] == _code("direction", direction)), len(KEYS) :]
+        return {name: sum(rows[:, at].tolist()) for at, name in enumerate(COUNTS) if name != "messages"}
 
     def _add(self, key: tuple[int, ...], *counts: int) -> None:
         row = self._rows[key]
         for index, count in enumerate(counts):
             row[index] += count
+        if len(self._rows) >= LOOSE:
+            self._pack()
+
+
+def _array(rows: dict[tuple[int, ...], list[int]]) -> NDArray[np.int64]:
+    flat = [(*key, *counts) for key, counts in rows.items()]
+    return np.array(flat, np.int64).reshape(len(flat), len(KEYS) + len(COUNTS))
+
+
+def _unpack(packed: bytes) -> NDArray[np.int64]:
+    columns: NDArray[np.int64] = np.frombuffer(zlib.decompress(packed), np.int64)
+    return columns.reshape(len(KEYS) + len(COUNTS), -1).T
 
 
 def _code(name: str, value: int | str) -> int:

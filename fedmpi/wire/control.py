@@ -164,7 +164,7 @@ class Adopted(_Bookkeeping):
     why: str = ""
 
     def buffers(self) -> list[Buffer]:
-        return [self.why.encode()[: self.LONGEST]]
+        return [self.why.encode()[: self.LONGEST].decode(errors="ignore").encode()]
 
     @staticmethod
     def wire_size(why_bytes: int) -> int:
@@ -172,7 +172,10 @@ class Adopted(_Bookkeeping):
 
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
-        return (bytes(reader.rest()).decode(errors="replace"),)
+        try:
+            return (bytes(reader.rest()).decode(),)
+        except UnicodeDecodeError as error:
+            raise WireError(f"Adopted: not UTF-8 ({error.reason})") from None
 
 
 @dataclass(frozen=True)
