@@ -67,10 +67,11 @@ MPIRUN = Path(sys.executable).parent / "mpirun"
 PATIENCE = 100  # seconds after which a job hangs
 
 
-def planned(folder: Path, plan: list[str]) -> tuple[str, list[str]]:
+def planned(folder: Path, plan: list[str], *flags: str) -> tuple[str, list[str]]:
     """(model, sums) of a run that loses the same by plan: threads, plain aggregation."""
     out = folder / "planned"
-    config = resolve([*SETTINGS, "--aggregation", "plain", "--dropout", ",".join(plan), "--out", str(out)])
+    lost = ["--dropout", ",".join(plan)] if plan else []
+    config = resolve([*SETTINGS, "--aggregation", "plain", *lost, "--out", str(out), *flags])
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         start = start_run(config, 3, "in memory", Terminal())
 

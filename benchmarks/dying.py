@@ -7,6 +7,7 @@ or of the first there is (0). HOW: kill, stop (SIGSTOP), or a number of seconds 
 import os
 import signal
 import subprocess
+import time
 import zlib
 
 import numpy as np
@@ -61,6 +62,7 @@ class Method(Toy):
         return super().step(theta, total, rate, support)
 
     def work(self, party, theta, round):
+        time.sleep(float(os.environ.get("FEDMPI_PACE", "0")))  # seconds, for a run that lasts
         strike("work", round)
         self.past[party] = zlib.crc32(theta.tobytes(), self.past.get(party, 0) * 31 + round & 0xFFFFFFFF)
         values = SeededWords(self.seed, "dying", party, self.past[party]).generator().standard_normal(100, np.float32)

@@ -129,8 +129,8 @@ def _array(rows: dict[tuple[int, ...], list[int]]) -> NDArray[np.int64]:
 
 
 def _unpack(packed: bytes) -> NDArray[np.int64]:
-    columns: NDArray[np.int64] = np.frombuffer(zlib.decompress(packed), np.int64)
-    return columns.reshape(len(KEYS) + len(COUNTS), -1).T
+    columns = np.frombuffer(zlib.decompress(packed), np.int64).reshape(len(KEYS) + len(COUNTS), -1)
+    return np.ascontiguousarray(columns.T)
 
 
 def _code(name: str, value: int | str) -> int:

@@ -1,0 +1,72 @@
+"""Ranks that are killed and stopped, under a real mpirun with ULFM; benchmarks/chaos.py does it a hundred times and at random."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.chaos import SETTINGS, planned, sums
+
+pytestmark = [pytest.mark.slow, pytest.mark.launch]
+ROOT = Path(__file__).parent.parent
+
+
+def job(out, faults, *flags, ranks=5, pace=0):
+    """Through launch/local.sh, whose exit code is promised."""
+    environ = os.environ | {"FEDMPI_FAULT": faults, "FEDMPI_PACE": str(pace)}
+    command = ["bash", "launch/local.sh", "-n", ranks, *SETTINGS, "--aggregation", "secure", "--out", out, *flags]
+    return subprocess.run([*map(str, command)], env=environ, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def check(tmp_path, done, *flags):
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    plan = summary["dropouts"]["lost"]["plan"]
+    model, wanted = planned(tmp_path, plan, *flags)
+    assert summary["model_sha256"] == model and sums(tmp_path / "run") == wanted
+    return summary
+
+
+@pytest.mark.parametrize(
+    "faults, flags",
+    [
+        ("2:MaskedInput:3:kill", ("--on-loss", "drop")),
+        ("1:Unmask:3:kill,4:Checkpoint:4:kill", ("--on-loss", "adopt")),
+        ("3:Stop:0:kill", ()),
+        ("2:Checkpoint:4:stop", ("--on-loss", "drop")),
+    ],
+)
+def test_a_rank_that_fails_costs_its_parties_and_nothing_else(faults, flags, tmp_path):
+    done = job(tmp_path / "run", faults, *flags)
+    summary = check(tmp_path, done)
+    ranks = {int(fault.split(":")[0]) for fault in faults.split(",")}
+    assert {loss["rank"] for loss in summary["dropouts"]["lost"]["ranks"]} == ranks
+    for rank in ranks:
+        assert (
+            len(re.findall(f": rank {rank} (is gone|has not been heard of for 5 s); parties .* left out", done.stdout))
+            == 1
+        )
+
+
+def test_a_rank_that_is_stopped_for_a_while_comes_back(tmp_path):
+    flags = "--on-loss", "adopt", "--rounds", "24", "--checkpoint-every", "4"
+    done = job(tmp_path / "run", "2:work:3:8", *flags, pace=0.05)
+    check(tmp_path, done, "--rounds", "24")
+    assert "rank 2 is heard of again" in done.stdout and "back on rank 2" in done.stdout
+
+
+def test_without_ulfm_the_launcher_ends_the_job_and_it_can_be_resumed(tmp_path):
+    command = [Path(sys.executable).parent / "mpirun", "-n", "5", sys.executable, "-m", "fedmpi.main"]
+    environ = os.environ | {"FEDMPI_FAULT": "2:MaskedInput:5:kill"}
+    wanted, _ = planned(tmp_path, [])
+    for flags in ([*SETTINGS, "--out", tmp_path / "run"], ["--resume", tmp_path / "run"]):
+        done = subprocess.run(
+            [*map(str, [*command, *flags])], env=environ, cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+        assert (done.returncode == 0) == (tmp_path / "run" / "summary.json").exists()
+        environ = os.environ
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["model_sha256"] == wanted
