@@ -4,7 +4,7 @@
 
 Each run is a job under `mpirun --with-ft ulfm` with secure aggregation, half of them with --on-loss drop and half with adopt. One rank, or
 in every tenth run two, is killed or stopped (SIGSTOP): in turn as it is about to do one of the things in `MOMENTS`, and at a random
-time from outside. Of each run is asked: that it ends by itself with exit code 0, that its model is that of the same losses planned with
+time from outside, once MPI has begun. Of each run is asked: that it ends by itself with exit code 0, that its model is that of the same losses planned with
 --dropout, under plain aggregation and without processes, and that each sum that it opened is the one opened there. Seconds are
 those of the job beyond the median of faultless ones.
 
@@ -105,6 +105,8 @@ def job(
         text=True,
     )
     if strike_after is not None:
+        while not (out / "config.yaml").exists() and process.poll() is None:
+            time.sleep(0.01)  # a rank that dies before MPI has begun is the launcher's affair
         time.sleep(strike_after)
         clients = [p for p in marked(mark) if _rank(p) not in ("", "0")]
         if clients:
@@ -139,7 +141,7 @@ def one(number: int, ranks: int, rng: random.Random, quiet: float) -> dict:
     fault = "" if outside else ",".join(f"{rank}:{what}:{round}:{how}" for rank in victims)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        done = job(out, ranks, fault, on_loss, rng.uniform(0.5, quiet) if outside else None, how, rng)
+        done = job(out, ranks, fault, on_loss, rng.uniform(0, 0.6 * quiet) if outside else None, how, rng)
         row = {
             "run": number,
             "on_loss": on_loss,

@@ -304,7 +304,7 @@ def test_any_failure_ends_the_job_within_seconds(how, ranks, case, environ, tmp_
 @pytest.mark.parametrize("victim", ["Dies", "ServerDies"])
 @pytest.mark.parametrize("how", ["mpirun", "local.sh"])
 def test_a_killed_rank_ends_the_job(victim, how, launch, tmp_path):
-    arguments = [*FAILING, "--method", f"failing:{victim}", "--out", tmp_path / "run"]
+    arguments = [*FAILING, "--method", f"failing:{victim}", "--on-loss", "end", "--out", tmp_path / "run"]
     if how == "mpirun":
         code, _, err = launch(3, *arguments)
     else:
