@@ -10,7 +10,7 @@ fi
 export OMP_NUM_THREADS=1
 FEDMPI_EXAMPLES="${CI:+ci}" run ./launch/check.sh
 run python -m pytest -q -n auto --dist loadscope -m "slow and not launch" --ignore=tests/mpi
-run python -m pytest -q -m launch --ignore=tests/mpi
+run python -m pytest -q -n 2 --dist loadscope -m launch --ignore=tests/mpi # two files at a time: most of it is waiting
 for ranks in 2 3 5; do
     # Only rank 0 reports: five copies of the same lines help nobody.
     run mpirun -n "$ranks" python tests/mpi/run.py
