@@ -25,6 +25,8 @@ mpirun_flags() {
             flags+=(--bind-to none)
             # With ULFM a rank that dies is an error that names it, not a job that vanishes.
             flags+=(--with-ft ulfm)
+            # Nor is a host out of reach the end of it, as it is for Open MPI's launcher once it knows: after eight minutes, by keepalive.
+            export PRTE_MCA_oob_tcp_keepalive_time="${PRTE_MCA_oob_tcp_keepalive_time:-0}"
             ;;
         *) ;; # MPICH and its relatives take -n as it is
     esac

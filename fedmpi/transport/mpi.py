@@ -35,14 +35,19 @@ from fedmpi.wire.frame import FRAMING  # noqa: E402
 
 TAG, BEAT_TAG, QUIT, FINALIZE = 7, 8, 9, 10
 LISTEN = BEAT / 4  # seconds between two looks for beats
-UNHEARD = 10  # times the deadline of a rank is what rank 0 may be silent: with it everything ends
+UNHEARD = 4  # times the deadline of a rank is what rank 0 may be silent: with it everything ends
 SINK = 1 << 16  # bytes
 LOOKS = 100  # at a message that has begun to arrive, before others are looked for
 # Open MPI's own sign of `--with-ft ulfm`: the launcher then takes the end of a rank for something that the others live with.
 SURVIVES = os.environ.get("OMPI_MCA_mpi_ft_enable", "0").lower() not in ("0", "false", "no")
 JOB = os.environ.get("PMIX_NAMESPACE", "")  # the job's name at its launcher
-LAUNCHERS = ("prterun", "mpirun", "mpiexec", "orterun")
+LAUNCHERS: tuple[str, ...] = ("prterun", "mpirun", "mpiexec", "orterun")
+if JOB.startswith("prterun-"):  # and not prte-, a launcher of many jobs: a host's daemon is there for this one alone
+    LAUNCHERS += ("prted",)
 GRACE = 10  # seconds within which the processes of a failed job are gone, far more than the kernel needs
+PATIENCE = 20  # seconds for a launcher to end its job
+CALL = 2  # seconds that a call to MPI may take which tells others of the end, should they be out of reach
+SHORT = 3  # seconds for a launcher that will wait in vain, for a host that is out of reach
 
 
 class MpiEndpoint(Endpoint):
@@ -297,9 +302,10 @@ class MpiEndpoint(Endpoint):
             self.flush(grace)
 
     def _wait_for_ends(self, grace: float) -> None:
-        """Who sees rank 0 leave first would call that a failure."""
+        """Who sees rank 0 leave first would call that a failure. Who was lost is not waited for: on a host that is out of reach nobody
+        is ever seen to leave."""
         deadline = time.monotonic() + grace
-        while len(self._dead) < self.size - 1 and time.monotonic() < deadline:
+        while len(self._dead | self.lost.keys()) < self.size - 1 and time.monotonic() < deadline:
             with self._access, self._blame(None):
                 self._comm.improbe(MPI.ANY_SOURCE, QUIT, self._status)
             time.sleep(SHORTEST_NAP * 100)
@@ -327,8 +333,14 @@ class MpiEndpoint(Endpoint):
         for stream in sys.stdout, sys.stderr:
             with contextlib.suppress(OSError):
                 stream.flush()
-        insist(_launcher() if self.rank == 0 else None)  # a host that is out of reach does not end
+        if self.rank == 0:
+            insist(_launcher(), self._patience())
         os._exit(code)
+
+    def _patience(self) -> int:
+        """The launcher waits for each host to say that its ranks have ended, which one that is out of reach never does; and nobody ends
+        the daemon of a host that rank 0's is out of reach of."""
+        return SHORT if self.lost.keys() - self._dead else PATIENCE
 
     def _end_job(self, code: int | None) -> None:
         """What MPI_Abort does where the launcher does not: under ULFM it ends the rank that calls it, and the others wait.
@@ -341,18 +353,30 @@ class MpiEndpoint(Endpoint):
             with contextlib.suppress(ValueError):  # of a thread
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
             self.speak_first()  # two ranks that kill each other would leave nobody's exit code
-            with contextlib.suppress(MPI.Exception):
-                self._comm.Revoke()
+            self._revoke()
             others = _processes_of_job()
             for process in others:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             psutil.wait_procs(others, timeout=GRACE)
-            insist(_launcher())
+            insist(_launcher(), self._patience())
         finally:  # without memory or files of its own it cannot look for others, but leave it can
             if code is not None:
                 os._exit(code)
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def _revoke(self) -> None:
+        """Open MPI's does not return while a rank that it has to tell is on a host that is out of reach: in a thread of its own, for a
+        moment. Nobody else speaks to MPI after that."""
+
+        def revoke() -> None:
+            with contextlib.suppress(MPI.Exception):
+                self._comm.Revoke()
+
+        self._still.set()
+        told = threading.Thread(target=revoke, daemon=True)
+        told.start()
+        told.join(CALL)
 
 
 def _processes_of_job(ranks: Collection[int] | None = None) -> list[psutil.Process]:
@@ -376,14 +400,19 @@ def _launcher() -> int | None:
     return None
 
 
-def insist(launcher: int | None, patience: int = 20) -> None:
+def insist(launcher: int | None, patience: int = PATIENCE) -> None:
     """See to it that a launcher which was told to end its job does, within so many seconds. Open MPI's, without ULFM, was seen to
-    wait for ever, once in some hundred times, when it was told by one rank while others were about to leave."""
+    wait for ever, once in some hundred times, when it was told by one rank while others were about to leave. What it started goes
+    with it, as an ssh to a host that is out of reach."""
     if launcher is not None:
+        started = []
+        with contextlib.suppress(psutil.Error):
+            started = [process.pid for process in psutil.Process(launcher).children() if process.pid != os.getpid()]
         looks = f"for _ in $(seq {patience}); do sleep 1; kill -0 {launcher} || exit; done"
+        kills = f"kill {launcher}; sleep 2; kill -9 {launcher} {' '.join(map(str, started))}"
         with contextlib.suppress(OSError):  # then without it
             subprocess.Popen(
-                ["/bin/sh", "-c", f"{looks}; kill {launcher}; sleep 2; kill -9 {launcher}"],
+                ["/bin/sh", "-c", f"{looks}; {kills}"],
                 env={"PATH": os.defpath},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
