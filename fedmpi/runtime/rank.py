@@ -151,6 +151,12 @@ class Rank:
     def come_home(self, message: Adopt) -> None:
         """Rank 0 had given this rank up, and others had its parties; they are where these brought them."""
         client = self._home
+        if message.round < client.trained:
+            raise ProtocolError(
+                f"rank 0 sent this rank's parties back to round {message.round} after round {client.trained}",
+                phase=Phase.SETUP,
+            )
+        self._clients, self._arriving = [client], None  # whom it had taken over others have now
         try:
             checkpoint.load_parties(client.config, client.algorithm, client.present, message.round, client.mark)
         except (DataError, OSError) as error:
