@@ -2,6 +2,7 @@
 
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedmpi.report.sealed import read_sealed
 from fedmpi.runtime.rank import Rank
 from fedmpi.runtime.server import Server
 from fedmpi.transport.memory import MemoryEndpoint
-from fedmpi.wire.control import Adopt
+from fedmpi.wire.control import Adopt, Release
 from tests.test_losses import doom, plain, play, sums, woken  # noqa: F401
 
 
@@ -80,6 +81,18 @@ def test_parties_do_not_go_back_behind_what_they_released(play, monkeypatch):  #
     monkeypatch.setattr(Server, "round", round)
     with pytest.raises(ProtocolError, match="sent this rank's parties back to round 2 after round 3"):
         play("--on-loss adopt")
+
+
+def test_nor_by_way_of_a_rank_that_has_them_a_second_time():
+    """Taken over, trained, released, and taken over again from before that."""
+    config = SimpleNamespace(run=SimpleNamespace(on_loss="adopt", parties=8))
+    home, block = (SimpleNamespace(parties=parties, trained=5, config=config) for parties in ((0, 1), (4,)))
+    rank = Rank(None, home, None)
+    rank._clients.append(block)
+    rank.release(Release(parties=(4,)))
+    assert rank._clients == [home]
+    with pytest.raises(ProtocolError, match="once more, from before what they did here"):
+        rank.adopt(Adopt(4, parties=(4,)))
 
 
 def test_nobody_left_to_take_over_is_one_line(play, monkeypatch):  # noqa: F811
