@@ -59,12 +59,12 @@ def test_who_cannot_take_its_parties_back_is_no_liar(play, woken, tmp_path, monk
     """It stays without parties; what it had done for them is in its next tally, and nobody's offence."""
 
     def in_vain(self, message):
-        self._answer("its disk is gone")
+        self._answer("its disk is gone\nexit")
 
     monkeypatch.setattr(Rank, "come_home", in_vain)
     lost = play("--on-loss adopt --rounds 11", dozing={3: ("ShareKeys", 3, woken(5))})
     said = capsys.readouterr().out
-    assert "rank 3 stays without parties: its disk is gone" in said
+    assert "rank 3 stays without parties: its disk is gone?exit" in said
     assert lost["dropouts"]["caught"] == 0 and not lost["dropouts"]["benched"], said
     same_as_planned(lost, play, tmp_path, "--rounds 11")
 

@@ -87,7 +87,7 @@ class Adoption:
         answers: dict[int, str] = {}
 
         def take(rank: int, message: Adopted) -> str:
-            answers[rank] = message.why[:300]
+            answers[rank] = "".join(letter if letter.isprintable() else "?" for letter in message.why[:300])
             return ""
 
         self._mailbox.collect(f"{self._mailbox.conduct.session}, taking over", Adopted, take, ranks=ranks)

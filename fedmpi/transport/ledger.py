@@ -129,8 +129,9 @@ def _array(rows: dict[tuple[int, ...], list[int]]) -> NDArray[np.int64]:
 
 
 def _unpack(packed: bytes) -> NDArray[np.int64]:
-    columns: NDArray[np.int64] = np.frombuffer(zlib.decompress(packed), np.int64)
-    return columns.reshape(len(KEYS) + len(COUNTS), -1).T
+    columns = np.frombuffer(zlib.decompress(packed), np.int64)
+    rows: NDArray[np.int64] = columns.reshape(len(KEYS) + len(COUNTS), -1).T
+    return rows
 
 
 def _code(name: str, value: int | str) -> int:
