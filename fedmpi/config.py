@@ -204,7 +204,7 @@ class Aggregation:
     """hybrid, rating methods: who shares in the clear by its own data, as indicator<=0.03,recovery<=0.3,ranking<=0.6"""
     dropout: str = ""
     """parties that vanish: RATE, PHASE=RATE, ROUND:PARTY:PHASE or (for good) ROUND+:PARTY:PHASE, separated by commas; phases
-    advertise, share, mask, check, unmask"""
+    support (union), advertise, share, mask, check, unmask"""
     phase_deadline: Positive = 60.0
     """seconds that a phase after the local work waits for a silent party"""
 

@@ -270,7 +270,7 @@ def test_the_ledger_follows_the_protocols_size_laws(make_config, run_in_memory):
 
 WRONG = {
     "--dropout 1.5": "a rate must be at least 0 and below 1",
-    "--dropout sometimes": "must be RATE, PHASE=RATE or ROUND:PARTY:PHASE",
+    "--dropout sometimes": "must be RATE, PHASE=RATE, ROUND:PARTY:PHASE or ROUND+:PARTY:PHASE",
     "--dropout lunch=0.1": "must be RATE, PHASE=RATE",
     "--dropout 1:99:mask": "the party is between 0 and 6",
     "--clear-parties 1 --aggregation hybrid --parties 3": "hybrid: 2 of 3 parties are left for secure aggregation",

@@ -5,7 +5,8 @@
     --dropout 3:7:share,4:0:unmask         events: round 3, party 7, before ShareKeys; ...
     --dropout 3:7:share,4+:7:advertise     the same, and from round 4 on it does not come back
 
-Phases: advertise, share, mask, check (active adversary only), unmask. A party that vanishes is back in the next round, unless it
+Phases: advertise, share, mask, check (active adversary only), unmask; and support, before all of them: with --support union a party has then
+no coordinates in the union either, elsewhere it is as advertise. A party that vanishes is back in the next round, unless it
 vanishes from a round on (`4+`), as those of a rank that was lost. What a run lost stands in its summary in this notation.
 Under plain aggregation a party that vanishes before its input is missing, and one that vanishes later is not: its update
 has left. The same plan therefore leaves the same survivors under both. Sums of test figures are not in the plan.
@@ -29,8 +30,9 @@ PHASES = {
     "mask": Phase.MASKED_INPUT,
     "check": Phase.CONSISTENCY_CHECK,
     "unmask": Phase.UNMASK,
+    "support": Phase.SUPPORT,
 }
-BEFORE_INPUT = (Phase.ADVERTISE_KEYS, Phase.SHARE_KEYS, Phase.MASKED_INPUT)
+BEFORE_INPUT = (Phase.SUPPORT, Phase.ADVERTISE_KEYS, Phase.SHARE_KEYS, Phase.MASKED_INPUT)
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,12 @@ class DropoutPlan:
         return None
 
     def misses(self, round: int, party: int, phase: str) -> bool:
-        """Whether the party's message of this phase never comes. `update` is the one message of plain aggregation; what comes
-        before the protocol, as the support does, is missed with its first."""
+        """Whether the party's message of this phase never comes. `update` is the one message of plain aggregation. Who does
+        not send its support does not begin the protocol either."""
         planned = self.phase(round, party)
         if phase == Phase.UPDATE:
             return planned in BEFORE_INPUT
-        return planned == (Phase.ADVERTISE_KEYS if phase == Phase.SUPPORT else phase)
+        return planned == phase or (planned == Phase.SUPPORT and phase == Phase.ADVERTISE_KEYS)
 
 
 def parse(text: str, seed: int, parties: int) -> DropoutPlan:
@@ -93,8 +95,8 @@ def parse(text: str, seed: int, parties: int) -> DropoutPlan:
 
 
 def planned(round: int | str, party: int, phase: str) -> str:
-    """One event in the notation of the plan; of the message of plain aggregation and of a support, those phases that miss it."""
-    names = {phase: name for name, phase in PHASES.items()} | {Phase.UPDATE: "mask", Phase.SUPPORT: "advertise"}
+    """One event in the notation of the plan; of the message of plain aggregation, a phase that misses it."""
+    names = {phase: name for name, phase in PHASES.items()} | {Phase.UPDATE: "mask"}
     return f"{round}:{party}:{names[Phase(phase)]}"
 
 

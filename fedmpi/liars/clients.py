@@ -112,7 +112,7 @@ class ClientAttack(Attack):
     def without_liar(self, out: dict[int, list[int]]) -> dict:
         """The summary of the same run, everybody honest, in which these vanish by plan. In memory, and without signatures: neither
         changes a model."""
-        plan = [f"{round}:{party}:advertise" for round, parties in out.items() for party in parties]
+        plan = [f"{round}:{party}:support" for round, parties in out.items() for party in parties]
         dropout = ",".join(filter(None, (self.config.aggregation.dropout, *plan)))
         config = changed(self.config, "aggregation", dropout=dropout, adversary="passive", pki=None)
         config = changed(config, "run", out=f"{self.config.out}-planned")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 import numpy as np
 
 from fedmpi.config import Config
+from fedmpi.errors import TransportError
 from fedmpi.runtime.mailbox import Mailbox
 from fedmpi.runtime.placement import named
 from fedmpi.wire.control import Adopt, Adopted, Release
@@ -24,6 +25,7 @@ class Adoption:
         self._base = 0  # the round of the last checkpoint; 0: the beginning
         self._since: list[tuple[int, frozenset[int], np.ndarray]] = []  # (round, who was drawn, theta) after that
         self._whole = True  # nothing of it was forgotten
+        self.unheard: set[int] = set()  # ranks that were lost before they could say who of theirs shares in the clear
         self._greeted: set[int] = (
             set()
         )  # ranks that are heard of again, and were asked whether they are done with what they had missed
@@ -55,6 +57,12 @@ class Adoption:
         self._greet()
         while self.wanted and (orphaned := [rank for rank in conduct.lost_ranks if placement.parties_of(rank)]):
             living = set(placement.ranks()) - conduct.gone_ranks
+            if not living:
+                raise TransportError(
+                    f"{conduct.session}: no rank is left that could take {named(placement.parties_of(orphaned[0]))} over"
+                )
+            if orphaned[0] in self.unheard and not conduct.lost.issuperset(home := placement.home_of(orphaned[0])):
+                self._give_up(home, f"rank {orphaned[0]} was lost before it said who of them shares in the clear")
             parts: dict[int, tuple[int, ...]] = {}
             for host, part in placement.share_out(orphaned[0], living):
                 parts.setdefault(host, part)  # one at a time; the others in the next turn
@@ -79,7 +87,7 @@ class Adoption:
         answers: dict[int, str] = {}
 
         def take(rank: int, message: Adopted) -> str:
-            answers[rank] = message.why[:300]
+            answers[rank] = "".join(letter if letter.isprintable() else "?" for letter in message.why[:300])
             return ""
 
         self._mailbox.collect(f"{self._mailbox.conduct.session}, taking over", Adopted, take, ranks=ranks)

@@ -26,6 +26,9 @@ class Outcome:
     coordinates: int = 0  # that each party sent
     reports: dict[int, np.ndarray] = field(default_factory=dict)  # a party's figures of its local work
     lost: dict[int, str] = field(default_factory=dict)  # party -> the phase before which its rank was lost
+    late: dict[int, str] = field(
+        default_factory=dict
+    )  # the same of who missed a deadline: its rank may be lost as well, and found so later
     dropouts: collections.Counter[str] = field(default_factory=collections.Counter)
     complaints: list[str] = field(default_factory=list)
 
@@ -140,10 +143,15 @@ class Gathering:
             if party in self._lost:
                 if party not in session.waiting():
                     continue  # what it said last stands; it will be missed in the phase after this one
-                self._outcome.lost.setdefault(party, Phase.UPDATE if party in self._clear else session.phase_name)
+                self._outcome.lost.setdefault(party, self._phase_of(session, party))
             else:
                 self._outcome.reports.pop(party, None)
             self._send(session, session.drop(party))
+
+    def _phase_of(self, session: ServerSession, party: int) -> str:
+        """What it was waited for in, as a dropout plan has it."""
+        in_clear = party in self._clear and session.phase_name != Phase.SUPPORT
+        return Phase.UPDATE if in_clear else session.phase_name
 
     def _is_lost(self, party: int) -> bool:
         conduct = self._mailbox.conduct
@@ -157,6 +165,7 @@ class Gathering:
         if late == asked and ranks == set(self._mailbox.placement.ranks()) - self._mailbox.conduct.gone_ranks:
             raise TransportError(f"round {round}: nobody answered within the deadline in {session.phase_name}")
         self._gone.update(late)
+        self._outcome.late.update({party: self._phase_of(session, party) for party in late})
         self._send(session, session.expire())
 
     def _send(self, session: ServerSession, answers: Answers) -> None:

@@ -41,7 +41,7 @@ class Limits:
         return max(self._of(source).values())
 
     def _of(self, source: int) -> dict[int, int]:
-        hosted = len(self._placement.parties_of(source))
+        hosted = len(self._placement.ever_of(source))
         if hosted not in self._by_hosted:  # ranks may take over parties of others
             self._by_hosted[hosted] = {kind.TYPE: size for kind, size in self._laws(hosted).items()}
         return self._by_hosted[hosted]

@@ -23,11 +23,16 @@ class Placement:
             self._blocks[tuple(range(at, at + size))] = client + 1
             at += size
         self._home = {rank: block for block, rank in self._blocks.items()}
+        self._ever = {rank: set(block) for rank, block in self._home.items()}
         self._index()
 
     def home_of(self, rank: int) -> tuple[int, ...]:
         """The parties that it was started for."""
         return self._home[rank]
+
+    def ever_of(self, rank: int) -> set[int]:
+        """All that it hosted at some time: what it did for them it may say later, when others have them."""
+        return self._ever[rank]
 
     def _index(self) -> None:
         self._blocks = dict(sorted(self._blocks.items()))
@@ -69,6 +74,7 @@ class Placement:
             for rest in _runs(party for party in block if party not in parties):
                 self._blocks[tuple(rest)] = host
         self._blocks[parties] = rank
+        self._ever[rank].update(parties)
         self._index()
 
 

@@ -80,6 +80,9 @@ class Rank:
         """`make`: a client for other parties, with nothing restored."""
         self._endpoint, self._home, self._make = endpoint, home, make
         self._clients = [home]
+        self._trained: dict[
+            int, int
+        ] = {}  # party that it had taken over, and has no more -> the last round that it was asked for here
         self._arriving: Client | None = None  # who is being taken over, while rounds are still to be done once more ...
         self._replays = 0  # ... and how many
 
@@ -138,6 +141,11 @@ class Rank:
             raise ProtocolError("rank 0 asked this rank to take over parties that it hosts", phase=Phase.SETUP)
         if not 0 <= message.parties[0] <= message.parties[-1] < config.run.parties:
             raise ProtocolError("rank 0 asked this rank to take over parties that there are none of", phase=Phase.SETUP)
+        if any(message.round < self._trained.get(party, 0) for party in message.parties):
+            raise ProtocolError(
+                "rank 0 asked this rank to take parties over once more, from before what they did here",
+                phase=Phase.SETUP,
+            )
         try:
             client = self._make(message.parties)
             if message.round:
@@ -151,6 +159,13 @@ class Rank:
     def come_home(self, message: Adopt) -> None:
         """Rank 0 had given this rank up, and others had its parties; they are where these brought them."""
         client = self._home
+        if message.round < client.trained:
+            raise ProtocolError(
+                f"rank 0 sent this rank's parties back to round {message.round} after round {client.trained}",
+                phase=Phase.SETUP,
+            )
+        self._part_with(self._clients[1:])  # others have them now
+        self._arriving = None
         try:
             checkpoint.load_parties(client.config, client.algorithm, client.present, message.round, client.mark)
         except (DataError, OSError) as error:
@@ -160,9 +175,12 @@ class Rank:
         self._answer("")
 
     def release(self, message: Release) -> None:
-        self._clients = [
-            client for client in self._clients if client is self._home or not {*client.parties} <= {*message.parties}
-        ]
+        self._part_with([client for client in self._clients[1:] if {*client.parties} <= {*message.parties}])
+
+    def _part_with(self, clients: list[Client]) -> None:
+        self._clients = [client for client in self._clients if client not in clients]
+        for client in clients:
+            self._trained |= dict.fromkeys(client.parties, client.trained)
 
     def replay(self, message: Replay) -> None:
         """A round's local work once more; nothing of it leaves."""

@@ -31,7 +31,7 @@ from fedmpi.runtime.evaluate import add_reports
 from fedmpi.runtime.gather import Gathering, Outcome
 from fedmpi.runtime.limits import Limits
 from fedmpi.runtime.mailbox import Mailbox
-from fedmpi.runtime.placement import Placement
+from fedmpi.runtime.placement import Placement, named
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.runtime.tallies import Tallies
 from fedmpi.transport.endpoint import Endpoint
@@ -90,11 +90,12 @@ class Server:
         self.nonces: dict[int, bytes] = {}  # of each rank's parties, where the adversary is active
         self.dropouts: collections.Counter[str] = collections.Counter()
         self.lost_before: list[dict[str, Any]] = []  # ranks, before the run was interrupted
-        self.lost: list[str] = []  # what a dropout plan would say of the parties of lost ranks
+        self.lost: list[str] = []  # what a dropout plan would say of the parties of lost ranks, and of who was late
         self.adoption = Adoption(self.config, mailbox, record.terminal.warn)
         self.theta = algorithm.initial()
         self.references: dict[str, float | None] = dict.fromkeys(algorithm.reference_scores)
         self.scores: dict[str, float | None] = dict.fromkeys(algorithm.scores)
+        self.told: dict[int, int] = {}  # who was asked for the last test -> on which rank
 
     def handshake(self) -> None:
         """Everybody is there with the same model and data, and it is settled who shares in the clear."""
@@ -103,6 +104,8 @@ class Server:
         silent = lacking - self.conduct.gone_ranks
         if silent or len(lacking) == len(self.mailbox.placement.ranks()):
             raise TransportError(f"no Ready from ranks {sorted(silent or lacking)} (round_deadline)")
+        if self.config.aggregation.aggregation == "hybrid" and self.algorithm.chooses_clear:
+            self.adoption.unheard = lacking
         state = self.go_on() if self.config.run.resume else {}
         # Not before: who was benched when the run was interrupted still has its say in who shares in the clear.
         self.conduct.restore(state.get("conduct", {}))
@@ -225,6 +228,8 @@ class Server:
             # A rank that does not take its post would have rank 0 keep a model for it every round.
             self.conduct.behind = self.mailbox.endpoint.behind(self.config.aggregation.phase_deadline)
             parties, fillers = (self.reachable(group) for group in (parties, fillers))
+            if kind is Evaluate:
+                self.told = {party: self.mailbox.placement.rank_of(party) for party in parties}
             self.mailbox.to_hosts(parties, lambda hosted: kind(round, alone(hosted), hosted, *sizes, self.theta))
             model = digest(self.theta) if fillers else b""
             self.mailbox.to_hosts(fillers, lambda hosted: Fill(round, alone(hosted), hosted, *sizes, model))
@@ -272,7 +277,7 @@ class Server:
         """What the round's row says of it, and the warnings. Parties' figures in party order, and of the survivors only: whether
         a dropped party's report came in time is chance. Those of a party whose training diverged are in no mean of others."""
         self.dropouts += outcome.dropouts
-        self.lost += [planned(round, party, phase) for party, phase in sorted(outcome.lost.items())]
+        self.lost += [planned(round, party, phase) for party, phase in sorted((outcome.late | outcome.lost).items())]
         for line in outcome.complaints:
             self.record.terminal.warn(line)
         survivors = outcome.reports if outcome.sum is None else outcome.sum.survivors
@@ -309,6 +314,7 @@ class Server:
         shown, everyone = self.config.privacy.shown, tuple(range(self.config.run.parties))
         if shown == "none":
             if self.config.run.keep_parties and round == self.config.run.rounds:
+                self.adoption.mend()
                 self.send_model(Evaluate, round, everyone)  # for the parts that they keep; nobody answers
             return None
         self.adoption.mend()
@@ -430,8 +436,19 @@ class Server:
                 endpoint.mute(rank)
         self.tallies.check()
 
+    def say_who_is_not_kept(self) -> None:
+        """Their ranks were lost, or out, or took them over after the model was finished."""
+        kept = {party for party, rank in self.told.items() if rank not in self.conduct.gone_ranks}
+        kept = {party for party in kept if self.mailbox.placement.rank_of(party) == self.told[party]}
+        missing = set(range(self.config.run.parties)) - kept
+        if self.config.run.keep_parties and missing:
+            self.record.terminal.warn(
+                f"{named(missing)} may be lacking in {self.config.out / 'parties'}: lost with their ranks"
+            )
+
     def finish(self) -> dict[str, Any]:
         self.dismiss()
+        self.say_who_is_not_kept()
         if self.algorithm.shares and not any(isinstance(event, Stepped) for event in self.releases.log.events):
             self.record.terminal.warn("no round had a sum: the model is the one that the run began with")
         name = keep.save_model(self.config, self.algorithm, self.theta)

@@ -66,7 +66,7 @@ class Tallies:
 
     def _facts(self, source: int, facts: dict[str, Any]) -> tuple[list[tuple[Cell, float]], dict[str, float], int]:
         """(costs, CPU seconds by phase, bytes of memory) as the rank measured them; ValueError and its like for others."""
-        hosted = {NOBODY, *self._placement.parties_of(source)}
+        hosted = {NOBODY, *self._placement.ever_of(source)}
         costs = [((int(party), str(phase), str(cost)), _seconds(s)) for party, phase, cost, s in facts["costs"]]
         for (party, phase, cost), _ in costs:
             if party not in hosted or phase not in PHASES or cost not in COSTS:
@@ -86,7 +86,7 @@ class Tallies:
         counts = message.rows[:, len(KEYS) :]
         if not ((keys["rank"] == source) & (keys["direction"] == DIRECTIONS.index("up"))).all():
             raise ValueError("rows of another rank's messages")
-        if (counts < 0).any() or not np.isin(keys["party"], (NOBODY, *self._placement.parties_of(source))).all():
+        if (counts < 0).any() or not np.isin(keys["party"], (NOBODY, *self._placement.ever_of(source))).all():
             raise ValueError("rows of other parties, or of less than nothing")
         # As Python's integers: a sum that wraps could be any number.
         sums = {name: sum(column.tolist()) for name, column in zip(COUNTS, counts.T)}
@@ -94,7 +94,7 @@ class Tallies:
         if not added == message.bytes_given == taken:
             raise ValueError(f"rows of {added} bytes, {message.bytes_given} given, {taken} have arrived")
         # A message has a byte at least, and none would be longer on a link of one party's own.
-        if max(sums.values()) > taken * len(self._placement.parties_of(source)):
+        if max(sums.values()) > taken * len(self._placement.ever_of(source)):
             raise ValueError(
                 f"more messages, or more bytes of its parties, than can be of {taken} bytes that have arrived"
             )

@@ -80,7 +80,7 @@ class MpiEndpoint(Endpoint):
         while not self._still.wait(BEAT):
             for peer in peers:
                 with self._access, contextlib.suppress(MPI.Exception):
-                    if peer not in self.lost and not self._still.is_set() and (peer not in sent or sent[peer].Test()):
+                    if peer not in self._dead and not self._still.is_set() and (peer not in sent or sent[peer].Test()):
                         sent[peer] = self._comm.Isend([b"", MPI.BYTE], dest=peer, tag=BEAT_TAG)
 
     def _rest(self) -> None:
