@@ -49,6 +49,7 @@ class Gathering:
         self._before_opening = before_opening
         self._outcome = Outcome()
         self._gone: set[int] = set()  # benched, caught or too late: nothing of theirs is read any more
+        self._lost: set[int] = set()  # of these, those whose rank was lost
 
     def run(
         self,
