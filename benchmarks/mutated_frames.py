@@ -235,7 +235,7 @@ class Judge:
             taken = arrived is not None and not isinstance(arrived, Out)
             if taken:
                 twin = Gathering(side, Stopwatch(), 1.0, None, gathering._columns)
-                twin._cohort = gathering._cohort
+                twin._cohort, twin._clear = gathering._cohort, gathering._clear
                 twin._receive(clone(session), *arrived)
             self.verdict(side, taken)
 
@@ -347,7 +347,7 @@ def client(pool: Pool, frames: int, folder: str) -> dict:
         for frame in (pool.draw()[1], stop):
             twin.endpoint._hub.queues[1].put((0, frame))
         try:
-            twin.serve()
+            clients.Rank(twin.endpoint, twin, None).serve()
             verdicts["taken"] += 1
         except FedmpiError as error:
             assert "\n" not in str(error), str(error)
