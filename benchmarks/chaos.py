@@ -185,7 +185,9 @@ def resumed(ranks: int, entropy: str, rng: random.Random, quiet: float, wanted: 
         environ = environment(MPIRUN, str(Path(folder) / "cache")) | {"FEDMPI_MARK": mark, "FEDMPI_FAULT": ""}
         quietly = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT, "env": environ}
         process = subprocess.Popen([*command, *settings], **quietly)
-        moment = rng.uniform(0.3 * quiet, quiet)
+        while not (out / "config.yaml").exists() and process.poll() is None:
+            time.sleep(0.01)
+        moment = rng.uniform(0, 0.6 * quiet)
         time.sleep(moment)
         for one in marked(mark):
             with contextlib.suppress(psutil.Error):
@@ -264,7 +266,7 @@ def main() -> int:
             resumes.append(row)
             told = f", {row['sums']} sums, epsilon {row['epsilon']:.3f} >= {row['least']:.3f}" if "sums" in row else ""
             print(
-                f"{number:4} killed after {row['killed_at']:.1f} s and {row['rounds_done']} rounds, {entropy}{told}: "
+                f"{number:4} killed {row['killed_at']:.1f} s after its start, {row['rounds_done']} rounds done, {entropy}{told}: "
                 f"{'ok' if row['good'] else 'WRONG ' + row['said']}",
                 flush=True,
             )

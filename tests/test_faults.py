@@ -41,7 +41,7 @@ def check(tmp_path, done, *flags):
     ],
 )
 def test_a_rank_that_fails_costs_its_parties_and_nothing_else(faults, flags, tmp_path):
-    done = job(tmp_path / "run", faults, *flags)
+    done = job(tmp_path / "run", faults, *flags, "--log", tmp_path / "log")
     summary = check(tmp_path, done)
     ranks = {int(fault.split(":")[0]) for fault in faults.split(",")}
     assert {loss["rank"] for loss in summary["dropouts"]["lost"]["ranks"]} == ranks
@@ -50,6 +50,21 @@ def test_a_rank_that_fails_costs_its_parties_and_nothing_else(faults, flags, tmp
             len(re.findall(f": rank {rank} (is gone|has not been heard of for 5 s); parties .* left out", done.stdout))
             == 1
         )
+
+
+def test_the_log_says_who_did_what_and_who_was_waited_for(tmp_path):
+    done = job(tmp_path / "run", "", "--rounds", "2", "--log", tmp_path / "log")
+    assert done.returncode == 0, done.stderr
+    logs = [(tmp_path / "log" / f"rank-{rank:05d}.log").read_text() for rank in range(5)]
+    assert re.search(r"^\d{4}-\d\d-\d\d .* round 1, MaskedInput: waiting for parties \(0, 1,", logs[0], re.M)
+    assert (
+        "handshake: waiting for Ready of ranks [1, 2, 3, 4]" in logs[0]
+        and "from rank 1: MaskedInput, round 2" in logs[0]
+    )
+    for log in logs[1:]:
+        assert "from rank 0: Train, round 1" in log and "to rank 0: MaskedInput, round 1, party" in log
+    words = r"[\d:. -]+ (to rank|from rank|round \d|test figures|handshake|end of|checkpoint|has waited|rank \d)"
+    assert all(re.match(words, line) for log in logs for line in log.splitlines()), "and nothing of what is in them"
 
 
 def test_a_rank_that_is_stopped_for_a_while_comes_back(tmp_path):
