@@ -31,7 +31,7 @@ import psutil
 
 from benchmarks.common import arguments, machine, save, show_machine
 from benchmarks.failure_ends import marked
-from benchmarks.launch import ROOT, environment
+from benchmarks.launch import ROOT, environment, ulfm
 from fedmpi.cli import resolve
 from fedmpi.privacy.accountant import proven
 from fedmpi.report.terminal import Terminal
@@ -93,11 +93,10 @@ def job(
     out: Path, ranks: int, fault: str, on_loss: str, strike_after: float | None, how: str, rng: random.Random
 ) -> dict:
     mark = f"fedmpi-chaos-{time.monotonic_ns()}"
-    flags = ["--with-ft", "ulfm", "--bind-to", "none", "-n", str(ranks)]
     settings = [*SETTINGS, "--aggregation", "secure", "--on-loss", on_loss, "--out", str(out)]
     began = time.monotonic()
     process = subprocess.Popen(
-        [str(MPIRUN), *flags, sys.executable, "-m", "fedmpi.main", *settings],
+        [*ulfm(MPIRUN, ranks), *settings],
         env=environment(MPIRUN, str(out.parent / "cache")) | {"FEDMPI_MARK": mark, "FEDMPI_FAULT": fault},
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -169,18 +168,7 @@ def resumed(ranks: int, entropy: str, rng: random.Random, quiet: float, wanted: 
     """A job that is killed as a whole at a random moment, and resumed."""
     with tempfile.TemporaryDirectory() as folder:
         out, mark = Path(folder) / "run", f"fedmpi-chaos-{time.monotonic_ns()}"
-        command = [
-            str(MPIRUN),
-            "--with-ft",
-            "ulfm",
-            "--bind-to",
-            "none",
-            "-n",
-            str(ranks),
-            sys.executable,
-            "-m",
-            "fedmpi.main",
-        ]
+        command = ulfm(MPIRUN, ranks)
         settings = [*SETTINGS, "--aggregation", "secure", "--entropy", entropy, "--metrics", "none", "--out", str(out)]
         environ = environment(MPIRUN, str(Path(folder) / "cache")) | {"FEDMPI_MARK": mark, "FEDMPI_FAULT": ""}
         quietly = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT, "env": environ}

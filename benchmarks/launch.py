@@ -28,6 +28,12 @@ def environment(mpirun: Path, cache: str) -> dict:
     }
 
 
+def ulfm(mpirun: Path, ranks: int) -> list[str]:
+    """A job of so many ranks that lives on when one of them dies, as launch/local.sh starts it."""
+    flags = ["--with-ft", "ulfm", "--bind-to", "none", "-n", str(ranks)]
+    return [str(mpirun), *flags, sys.executable, "-m", "fedmpi.main"]
+
+
 class PeakMemory(threading.Thread):
     """The largest sum of PSS over a job's processes, looked at once a second."""
 

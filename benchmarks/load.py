@@ -22,7 +22,7 @@ import psutil
 
 from benchmarks.common import arguments, machine, save, show_machine
 from benchmarks.failure_ends import marked
-from benchmarks.launch import ROOT, environment
+from benchmarks.launch import ROOT, environment, ulfm
 
 MPIRUN = Path(sys.executable).parent / "mpirun"
 TOY = "--method benchmarks.toy:Method --dataset none --support dense --aggregation secure --local-epochs 0".split()
@@ -41,18 +41,7 @@ def run(name: str) -> dict:
     mark = f"fedmpi-load-{time.monotonic_ns()}"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
-        command = [
-            str(MPIRUN),
-            "--with-ft",
-            "ulfm",
-            "--bind-to",
-            "none",
-            "-n",
-            str(ranks),
-            sys.executable,
-            "-m",
-            "fedmpi.main",
-        ]
+        command = ulfm(MPIRUN, ranks)
         process = subprocess.Popen(
             [*command, *TOY, *flags.split(), "--out", str(out)],
             env=environment(MPIRUN, str(Path(folder) / "cache")) | {"FEDMPI_MARK": mark},

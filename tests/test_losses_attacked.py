@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from benchmarks.dying import Method
+from fedmpi.cli import resolve
 from fedmpi.errors import ProtocolError, TransportError
 from fedmpi.report.sealed import read_sealed
-from fedmpi.runtime.rank import Rank
-from fedmpi.runtime.server import Server
-from fedmpi.transport.memory import MemoryEndpoint
+from fedmpi.report.terminal import Terminal
+from fedmpi.runtime.rank import Rank, run_client
+from fedmpi.runtime.server import Server, run_server
+from fedmpi.runtime.start import start_run
+from fedmpi.transport.memory import MemoryEndpoint, run_ranks
 from fedmpi.wire.control import Adopt, Release
 from tests.test_losses import doom, plain, play, sums, woken  # noqa: F401
 
@@ -174,3 +177,46 @@ def test_who_is_late_before_it_is_lost_is_in_the_plan(play, tmp_path, monkeypatc
     lost = play("--phase-deadline 1", dozing={3: ("ShareKeys", 3, end)})
     assert {event.split(":")[0] for event in lost["dropouts"]["lost"]["plan"]} == {"3", "4", "5", "6"}
     same_as_planned(lost, play, tmp_path)
+
+
+@pytest.mark.parametrize("on_loss", ["drop", "adopt"])
+@pytest.mark.parametrize("what", ["ShareKeys", "MaskedInput", "Unmask"])
+def test_epsilon_under_secret_noise_is_that_of_the_plan(what, on_loss, play):  # noqa: F811
+    """Noise that went with a rank is missing in it; rounds that are done once more release nothing."""
+    flags = "--entropy os --metrics none"
+    lost = play(f"{flags} --on-loss {on_loss}", {3: (what, 3)})
+    plan = ",".join(lost["dropouts"]["lost"]["plan"])
+    planned = play(f"{flags} --dropout {plan}", name="planned", ranks=2)
+    names = [name for name in lost if name.startswith("epsilon_")]
+    assert {name: lost[name] for name in names} == {name: planned[name] for name in names}
+    assert lost["epsilon_kind"] == "holds" and lost["epsilon_outside"] is not None
+    if what != "Unmask" or on_loss == "drop":
+        whole = play(flags, name="whole", ranks=2)
+        assert lost["epsilon_outside"] > whole["epsilon_outside"], "less noise, more said"
+
+
+@pytest.mark.parametrize("aggregation", ["secure", "plain"])
+def test_rating_methods_take_parties_over_with_their_factors(aggregation, tmp_path):
+    """Rows of a whole rank in one message, and states that are rows of a matrix."""
+    models = {}
+    for name, fault in (("lost", ("Train", 3)), ("planned", None)):
+        plan = f"--dropout {','.join(models['plan'])}" if fault is None and models["plan"] else ""
+        short = f"--preset demo-recsys --rounds 5 --parties 60 --checkpoint-every 2 --graph complete --threshold 31 --aggregation {aggregation} --on-loss adopt"
+        config = resolve([*short.split(), *plan.split(), "--out", str(tmp_path / name)])
+        start = start_run(config, 5, "in memory", Terminal())
+
+        def rank(endpoint, config=config, start=start, fault=fault):
+            if endpoint.rank == 0:
+                return run_server(endpoint, *start)
+            if endpoint.rank == 2 and fault:
+                doom(endpoint, *fault)
+            return run_client(endpoint, config)
+
+        try:
+            summary = run_ranks(5, rank)[0]
+        finally:
+            start.record.close()
+        models[name] = summary["model_sha256"]
+        models.setdefault("plan", summary["dropouts"]["lost"]["plan"])
+    assert models["plan"] and {event.split(":")[0] for event in models["plan"]} == {"3"}
+    assert models["lost"] == models["planned"]

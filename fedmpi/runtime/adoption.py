@@ -26,9 +26,8 @@ class Adoption:
         self._since: list[tuple[int, frozenset[int], np.ndarray]] = []  # (round, who was drawn, theta) after that
         self._whole = True  # nothing of it was forgotten
         self.unheard: set[int] = set()  # ranks that were lost before they could say who of theirs shares in the clear
-        self._greeted: set[int] = (
-            set()
-        )  # ranks that are heard of again, and were asked whether they are done with what they had missed
+        # Ranks that are heard of again, and were asked whether they are done with what they had missed.
+        self._greeted: set[int] = set()
 
     @property
     def wanted(self) -> bool:
@@ -61,19 +60,17 @@ class Adoption:
                 raise TransportError(
                     f"{conduct.session}: no rank is left that could take {named(placement.parties_of(orphaned[0]))} over"
                 )
-            if orphaned[0] in self.unheard and not conduct.lost.issuperset(home := placement.home_of(orphaned[0])):
-                self._give_up(home, f"rank {orphaned[0]} was lost before it said who of them shares in the clear")
             parts: dict[int, tuple[int, ...]] = {}
+            why = self._why_not(orphaned[0])
             for host, part in placement.share_out(orphaned[0], living):
-                parts.setdefault(host, part)  # one at a time; the others in the next turn
-                if not self._whole:
-                    self._give_up(part, f"the models since round {self._base} are more than {MOST_KEPT >> 30} GiB")
+                if why:
+                    self._give_up(part, why)
                     placement.move(part, host)
-            if not self._whole:
-                continue
+                else:
+                    parts.setdefault(host, part)  # one at a time; the others in the next turn
             for host, part in parts.items():
                 self._send(host, part)
-            answers = self._answers(parts)
+            answers = self._answers(parts) if parts else {}
             for host, part in parts.items():
                 if host not in conduct.gone_ranks:
                     if answers.get(host, "it did not answer"):
@@ -81,6 +78,12 @@ class Adoption:
                     else:
                         self._say(f"{named(part)} taken over by rank {host}, from round {self._base} on")
                     placement.move(part, host)
+
+    def _why_not(self, rank: int) -> str:
+        """What keeps this rank's parties from being taken over, if anything does."""
+        if rank in self.unheard:
+            return f"rank {rank} was lost before it said who of them shares in the clear"
+        return "" if self._whole else f"the models since round {self._base} are more than {MOST_KEPT >> 30} GiB"
 
     def _answers(self, ranks: Collection[int]) -> dict[int, str]:
         """What each of them says was in the way; nothing: nothing was."""

@@ -186,10 +186,10 @@ class Server:
         """Where ranks were lost: others take their parties over, or there are enough left for another sum. Otherwise the run ends, and
         can be resumed with everybody from before the loss."""
         self.adoption.mend()
-        hidden = set(range(self.config.run.parties)) - self.clear
-        left = {party for party in hidden if not self.conduct.is_absent(party)}
-        if not self.mailbox.losses or not hidden or self.config.privacy.sampling < 1 or not self.algorithm.shares:
+        hidden = set(range(self.config.run.parties)) - self.clear if self.mailbox.losses else set()
+        if not hidden or self.config.privacy.sampling < 1 or not self.algorithm.shares:
             return
+        left = {party for party in hidden if not self.conduct.is_absent(party)}
         rules = self.end.rules.of(Session(0), len(hidden), self.mechanism.encoding)
         if len(left) < rules.threshold or len(hidden) - len(left) > rules.tolerated:
             least = max(rules.threshold, len(hidden) - rules.tolerated)
