@@ -11,7 +11,7 @@ from fedmpi.cli import resolve
 from fedmpi.errors import TransportError
 from fedmpi.report.terminal import Terminal
 from fedmpi.runtime.placement import Placement, named
-from fedmpi.runtime.rank import run_client
+from fedmpi.runtime.rank import Rank, run_client
 from fedmpi.runtime.server import run_server
 from fedmpi.runtime.start import start_run
 from fedmpi.transport.heartbeat import BEAT, Silence
@@ -170,6 +170,42 @@ def test_a_silent_rank_that_comes_back_is_told_to_leave(play, woken, tmp_path, c
     plan = lost["dropouts"]["lost"]["plan"]
     assert lost["model_sha256"] == play(plain(plan), name="planned", ranks=2)["model_sha256"]
     assert lost["dropouts"]["caught"] == 0
+
+
+@pytest.mark.parametrize("on_loss", ["drop", "adopt"])
+def test_a_rank_that_keeps_no_checkpoint_in_time_is_lost_and_the_others_have_one(
+    on_loss, play, woken, tmp_path, monkeypatch
+):
+    """Its heart beats all the while. Had the checkpoint been left out for it, two of them in a row would have left nothing to resume from."""
+    whole, slow = Rank.checkpoint, woken(6)
+
+    def checkpoint(self, message):
+        if self._endpoint.rank == 3 and message.round in (2, 4):
+            slow.wait()
+        whole(self, message)
+
+    monkeypatch.setattr(Rank, "checkpoint", checkpoint)
+    lost = play(f"--on-loss {on_loss} --round-deadline 2")
+    assert [(loss["rank"], loss["why"]) for loss in lost["dropouts"]["lost"]["ranks"]] == [
+        (3, "kept no checkpoint within round_deadline")
+    ]
+    plan = lost["dropouts"]["lost"]["plan"]
+    assert {event.split(":")[0] for event in plan} == (set() if on_loss == "adopt" else {"3", "4", "5", "6"})
+    assert lost["model_sha256"] == play(plain(plan), name="planned", ranks=2)["model_sha256"]
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoint").iterdir() if (path / "server.json").exists())
+    assert kept == ["2", "4"]
+
+
+def test_every_round_that_is_done_once_more_has_a_deadline_of_its_own(play, tmp_path, monkeypatch):
+    """A rank that takes over parties of a long time ago is not given up for it."""
+    monkeypatch.setenv("FEDMPI_PACE", "0.6")  # seconds of a party's work: a rank's two take 1.2, five rounds of one 3
+    lost = play("--on-loss adopt --rounds 6 --checkpoint-every 0 --eval-every 0 --round-deadline 2", {3: ("Train", 5)})
+    plan = lost["dropouts"]["lost"]["plan"]
+    assert {event.split(":")[0] for event in plan} == {"5"}
+    monkeypatch.setenv("FEDMPI_PACE", "0")
+    flags = "--checkpoint-every 0 --eval-every 0"
+    assert lost["model_sha256"] == play(f"{flags} {plain(plan)}", name="planned", ranks=2)["model_sha256"]
+    assert lost["dropouts"]["lost"]["ranks"][0]["rank"] == 3
 
 
 def test_with_too_few_left_the_run_ends_and_is_resumed_with_everybody(play, tmp_path):

@@ -70,7 +70,7 @@ class Adoption:
                     parts.setdefault(host, part)  # one at a time; the others in the next turn
             for host, part in parts.items():
                 self._send(host, part)
-            answers = self._answers(parts) if parts else {}
+            answers = self._answers(parts, 1 + len(self._since)) if parts else {}
             for host, part in parts.items():
                 if host not in conduct.gone_ranks:
                     if answers.get(host, "it did not answer"):
@@ -85,15 +85,16 @@ class Adoption:
             return f"rank {rank} was lost before it said who of them shares in the clear"
         return "" if self._whole else f"the models since round {self._base} are more than {MOST_KEPT >> 30} GiB"
 
-    def _answers(self, ranks: Collection[int]) -> dict[int, str]:
-        """What each of them says was in the way; nothing: nothing was."""
+    def _answers(self, ranks: Collection[int], turns: int = 1) -> dict[int, str]:
+        """What each of them says was in the way; nothing: nothing was. `turns`: rounds that they do once more, each with its deadline."""
         answers: dict[int, str] = {}
 
         def take(rank: int, message: Adopted) -> str:
             answers[rank] = "".join(letter if letter.isprintable() else "?" for letter in message.why[:300])
             return ""
 
-        self._mailbox.collect(f"{self._mailbox.conduct.session}, taking over", Adopted, take, ranks=ranks)
+        session = f"{self._mailbox.conduct.session}, taking over"
+        self._mailbox.collect(session, Adopted, take, ranks=ranks, turns=turns)
         return answers
 
     def _greet(self) -> None:

@@ -144,6 +144,12 @@ class Mailbox:
         self.losses.append(Loss(loss.rank, parties, self.conduct.session, loss.why))
         return Out(loss.rank, parties, lost=True)
 
+    def give_up(self, rank: int, why: str) -> Out:
+        """A rank that is there and does not do what it was asked for, within the deadline of that, is lost like one that is silent."""
+        self.endpoint.mute(rank)
+        self.endpoint.lose(rank, why)
+        return self.lose(RankLost(rank, why))
+
     def let_go(self, rank: int) -> Out | None:
         """A message that nobody reads; one too many of them is an offence."""
         if not self.conduct.let_go(rank):
@@ -211,12 +217,14 @@ class Mailbox:
         take: Callable[[int, Kind], str],
         strict: bool = False,
         ranks: Collection[int] | None = None,
+        turns: int = 1,
     ) -> set[int]:
         """One message of `kind` from every rank, or from some, that is neither benched nor lost; `take` is given each, and says what is
-        wrong with it, if anything is. Returns the ranks without a good one. `strict` as in `Conduct.begin`."""
+        wrong with it, if anything is. Returns the ranks without a good one. `strict` as in `Conduct.begin`; `turns`: how many rounds'
+        work they may be at."""
         self.conduct.begin(session, strict)
         lacking = set(self.placement.ranks() if ranks is None else ranks)
-        missing, limit = lacking - self.conduct.gone_ranks, Limit(time.monotonic() + self.patience)
+        missing, limit = lacking - self.conduct.gone_ranks, Limit(time.monotonic() + turns * self.patience)
         log.debug("%s: waiting for %s of ranks %s", session, kind.__name__, sorted(missing))
         while missing:
             arrived = self.take(limit.deadline)

@@ -363,10 +363,8 @@ class Server:
                 losses = len(self.mailbox.losses)
                 self.mailbox.to_all(Checkpoint(round))
                 _, silent = self.collect_tallies(f"checkpoint of round {round}")
-                if silent:
-                    return self.record.terminal.warn(
-                        f"round {round} is not checkpointed: nobody knows what those ranks kept"
-                    )
+                for rank in silent:
+                    self.mailbox.give_up(rank, "kept no checkpoint within round_deadline")
                 if len(self.mailbox.losses) == losses:
                     break  # otherwise once more, without a rank that was lost over it, or with its parties elsewhere
             ledger, counted = self.tallies.state()

@@ -4,6 +4,7 @@ What is common to every transport lives here: framing, counting, chunking and re
 one chunk to a rank), `_take` (one arrived chunk, if any) and `_unsent` (how much is still on its way out).
 """
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, deque
@@ -113,9 +114,8 @@ class Endpoint(ABC):
     def poll(self, timeout: float | None = None) -> tuple[int, Message] | None:
         """The next message and the rank it came from, or None once `timeout` seconds (None: for ever) have passed. RankLost: a rank
         has gone that is not muted."""
-        deadline = None if timeout is None else time.monotonic() + timeout
         nap, began = SHORTEST_NAP, time.monotonic()
-        spoken = began
+        deadline, spoken = math.inf if timeout is None else began + timeout, began
         while True:
             arrived = self._take()
             if arrived is not None:
@@ -125,12 +125,13 @@ class Endpoint(ABC):
                     if log.isEnabledFor(DEBUG):
                         log.debug("from rank %d: %s", complete[0], _in_words(complete[1]))
                     return complete
-            elif time.monotonic() > spoken + LONG:
-                spoken = time.monotonic()
-                log.debug("has waited %.0f s for a message", spoken - began)
-            if self._news and (arrived is None or time.monotonic() > self._news[0][0] + LAST_POST):
+            now = time.monotonic()
+            if arrived is None and now > spoken + LONG:
+                spoken = now
+                log.debug("has waited %.0f s for a message", now - began)
+            if self._news and (arrived is None or now > self._news[0][0] + LAST_POST):
                 raise self._news.popleft()[1]  # after what had come from it
-            if deadline is not None and time.monotonic() >= deadline:
+            if now >= deadline:
                 return None
             if arrived is None:
                 nap = self._idle(nap)
@@ -145,7 +146,7 @@ class Endpoint(ABC):
             nap = self._idle(nap)
 
     def _idle(self, nap: float) -> float:
-        longest = TRANSFER_NAP if self._unsent() else LONGEST_NAP
+        longest = TRANSFER_NAP if self._sending() else LONGEST_NAP
         time.sleep(min(nap, longest))
         return min(2 * nap, longest)
 
@@ -157,7 +158,7 @@ class Endpoint(ABC):
     def watch(self, deadline: float) -> None:  # noqa: B027
         """From now on a rank that was not heard of for so many seconds is lost."""
 
-    def _lose(self, rank: int, why: str) -> None:
+    def lose(self, rank: int, why: str) -> None:
         if rank in self.lost:
             return
         self.lost[rank] = why
@@ -271,6 +272,10 @@ class Endpoint(ABC):
     @abstractmethod
     def _unsent(self) -> int:
         """Chunks that are on their way to ranks that are waited for."""
+
+    def _sending(self) -> bool:
+        """Whether something may still be on its way, as it was known at the last look."""
+        return False
 
     def speak_first(self) -> None:  # noqa: B027
         """Before saying what failed: returns on the first rank of a host that comes here, and silences the others."""

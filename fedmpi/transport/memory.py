@@ -44,9 +44,9 @@ class MemoryEndpoint(Endpoint):
             raise Killed(f"rank {self.rank} is dead")
         if self.rank == 0:
             for rank in self._hub.dead - self.lost.keys():
-                self._lose(rank, "is gone")
+                self.lose(rank, "is gone")
             for rank in self._hub.silent - self.lost.keys():
-                self._lose(rank, "has not been heard of")
+                self.lose(rank, "has not been heard of")
             self.returned |= self.lost.keys() - self._hub.dead - self._hub.silent
         if self._hub.broken.is_set():
             raise Disconnected("another rank ended the job")

@@ -57,6 +57,7 @@ class MpiEndpoint(Endpoint):
         self._comm = world
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # a dead rank is an exception here, not the end of this one
         self._outgoing: list[tuple[int, MPI.Request, memoryview, float]] = []  # and when it was given to MPI
+        self._open = 0  # how many of these, at the last look, to ranks that are waited for
         self._incoming: dict[int, tuple[MPI.Request, memoryview]] = {}  # by sender
         self._sunk: dict[int, MPI.Request] = {}  # by sender
         self._drain: MPI.Datatype | None = None
@@ -98,8 +99,8 @@ class MpiEndpoint(Endpoint):
             self._silence.watch(rank)
 
     def _listen(self) -> None:
-        now = time.monotonic()
-        if self._silence is None or now < self._listened + LISTEN:
+        silence, now = self._silence, time.monotonic()
+        if silence is None or now < self._listened + LISTEN:
             return
         self._listened = now
         for _ in range(4 * self.size):
@@ -109,17 +110,17 @@ class MpiEndpoint(Endpoint):
                     break
                 matched.Recv([np.empty(0, np.uint8), MPI.BYTE])
                 source = self._status.Get_source()
-                self._silence.heard(source)
+                silence.heard(source)
                 if source in self.lost:
                     self.returned.add(source)
         for rank in self.parted if self.closing else ():
-            self._silence.forget(rank)  # it is about to leave, without another word
-        named, lost = self._silence.look()
+            silence.forget(rank)  # it is about to leave, without another word
+        named, lost = silence.look()
         for rank in set(named) - set(lost):
-            self.spoken_of(f"rank {rank} has not been heard of for {self._silence.notice:g} s")
+            self.spoken_of(f"rank {rank} has not been heard of for {silence.notice:g} s")
         for rank in lost:
-            self._silence.forget(rank)
-            self._lose(rank, f"has not been heard of for {self._silence.deadline:g} s")
+            silence.forget(rank)
+            self.lose(rank, f"has not been heard of for {silence.deadline:g} s")
 
     # ---- messages ----
 
@@ -129,18 +130,23 @@ class MpiEndpoint(Endpoint):
         with self._access, self._blame(rank):
             request = self._comm.Isend([piece, MPI.BYTE], dest=rank, tag=TAG)
             self._outgoing.append((rank, request, piece, time.monotonic()))
+            self._open += 1
 
     def _take(self) -> tuple[int, memoryview] | None:
+        # An idle rank comes here two hundred times a second, and with it twenty more on the same cores: nothing is done that need not be.
         with self._access:
             self._listen()
-            self._unsent()
+            if self._outgoing or self._sunk:
+                self._test_all()
             return self._next()
 
     def _next(self) -> tuple[int, memoryview] | None:
         for source in self._look():
             matched = None
-            with self._blame(None if source == MPI.ANY_SOURCE else source):
+            try:
                 matched = self._comm.improbe(source, TAG, self._status)
+            except MPI.Exception as error:
+                self._explain(error, None if source == MPI.ANY_SOURCE else source)
             if matched is not None:
                 sender, size = self._status.Get_source(), self._status.Get_count(MPI.BYTE)
                 if self.limits is not None and size > FRAMING + self.limits.largest(sender):
@@ -176,10 +182,12 @@ class MpiEndpoint(Endpoint):
             request, piece = self._incoming[source]
             if look:
                 time.sleep(SHORTEST_NAP)
-            with self._blame(source):
+            try:
                 if request.Test():
                     del self._incoming[source]
                     return source, piece
+            except MPI.Exception as error:
+                self._explain(error, source)
         return None
 
     def _sink(self, source: int, matched: MPI.Message, size: int) -> None:
@@ -193,18 +201,24 @@ class MpiEndpoint(Endpoint):
         with self._access:
             return self._test_all()
 
+    def _sending(self) -> bool:
+        return self._open > 0
+
     def _test_all(self) -> int:
         still = []
         for entry in self._outgoing:
-            with self._blame(entry[0]):
+            try:
                 if not entry[1].Test():
                     still.append(entry)
+            except MPI.Exception as error:
+                self._explain(error, entry[0])
         self._outgoing = still  # without what a rank died over
         for source, request in list(self._sunk.items()):
             with self._blame(source):
                 if request.Test():
                     del self._sunk[source]
-        return sum(rank not in self.muted for rank, *_ in still)
+        self._open = sum(rank not in self.muted for rank, *_ in still)
+        return self._open
 
     def behind(self, age: float) -> set[int]:
         self._unsent()
@@ -216,13 +230,17 @@ class MpiEndpoint(Endpoint):
         try:
             yield
         except MPI.Exception as error:
-            kind = error.Get_error_class()
-            if kind == MPI.ERR_REVOKED:
-                self._end_job(None)  # a rank on another host has failed, and said why
-            if kind in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING) and self._bury():
-                return
-            who = "a rank" if rank is None else f"rank {rank}"
-            raise TransportError(f"{who} is gone or out of reach ({error.Get_error_string().strip()})") from None
+            self._explain(error, rank)
+
+    def _explain(self, error: MPI.Exception, rank: int | None) -> None:
+        """What a call that concerned this rank, or nobody in particular, has failed over: returns if that is a rank that has died."""
+        kind = error.Get_error_class()
+        if kind == MPI.ERR_REVOKED:
+            self._end_job(None)  # a rank on another host has failed, and said why
+        if kind in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING) and self._bury():
+            return
+        who = "a rank" if rank is None else f"rank {rank}"
+        raise TransportError(f"{who} is gone or out of reach ({error.Get_error_string().strip()})") from None
 
     def _bury(self) -> bool:
         """Write down who is dead, where the MPI can name them and goes on without them (ULFM). A client has one peer alone."""
@@ -242,7 +260,7 @@ class MpiEndpoint(Endpoint):
             if self._silence is not None:
                 self._silence.forget(rank)
             if self.rank == 0:
-                self._lose(rank, "is gone")
+                self.lose(rank, "is gone")
         return bool(dead)
 
     def speak_first(self) -> None:
