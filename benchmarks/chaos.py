@@ -62,6 +62,7 @@ MOMENTS = [
     ("Checkpoint", 4, "checkpoint"),
     ("Tally", 0, "checkpoint"),
     ("Stop", 0, "stop"),
+    ("part", 0, "end"),
 ]
 MPIRUN = Path(sys.executable).parent / "mpirun"
 PATIENCE = 100  # seconds after which a job hangs

@@ -1,12 +1,13 @@
 """A toy method whose ranks fail when they are told to, by FEDMPI_FAULT=RANK:WHAT:ROUND:HOW, several separated by commas.
 
-WHAT: the type of a message, as it is about to be sent or has just come, or `work` or `evaluate`, in the midst of that; of that round,
+WHAT: the type of a message, as it is about to be sent or has just come, or `work` or `evaluate`, in the midst of that, or `part`, once it has said its last word; of that round,
 or of the first there is (0). HOW: kill, stop (SIGSTOP), or a number of seconds to be stopped for.
 """
 
 import os
 import signal
 import subprocess
+import sys
 import time
 import zlib
 
@@ -46,7 +47,15 @@ def poll(self, timeout=None, poll=Endpoint.poll):
     return arrived
 
 
-Endpoint._dispatch, Endpoint.poll = _dispatch, poll  # only in a process that was told to run this method
+# Only in a process that was told to run this method.
+Endpoint._dispatch, Endpoint.poll = _dispatch, poll
+if (mpi := sys.modules.get("fedmpi.transport.mpi")) is not None:  # and not where ranks are threads
+
+    def part(self, at_once=False, part=mpi.MpiEndpoint.part):
+        strike("part", 0)
+        return part(self, at_once)
+
+    mpi.MpiEndpoint.part = part
 
 
 class Method(Toy):

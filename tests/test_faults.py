@@ -52,6 +52,15 @@ def test_a_rank_that_fails_costs_its_parties_and_nothing_else(faults, flags, tmp
         )
 
 
+@pytest.mark.parametrize("faults", ["2:part:0:kill", "2:part:0:stop,3:part:0:kill"])
+def test_a_rank_that_fails_after_its_last_word_costs_nothing(faults, tmp_path):
+    """MPI_Finalize waited for one that was stopped there, for ever, and failed everybody over one that was killed."""
+    done = job(tmp_path / "run", faults)
+    lost = check(tmp_path, done)["dropouts"]["lost"]
+    assert lost["plan"] == [] and "failed" not in done.stderr
+    assert {loss["rank"] for loss in lost["ranks"]} <= {2, 3}, "noticed, if the others were still at it"
+
+
 def test_the_log_says_who_did_what_and_who_was_waited_for(tmp_path):
     done = job(tmp_path / "run", "", "--rounds", "2", "--log", tmp_path / "log")
     assert done.returncode == 0, done.stderr

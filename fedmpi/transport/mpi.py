@@ -33,7 +33,7 @@ from fedmpi.transport.endpoint import CHUNK, LONGEST_NAP, SHORTEST_NAP, Endpoint
 from fedmpi.transport.heartbeat import BEAT, Silence  # noqa: E402
 from fedmpi.wire.frame import FRAMING  # noqa: E402
 
-TAG, BEAT_TAG, QUIT, FINALIZE = 7, 8, 9, 10
+TAG, BEAT_TAG, QUIT = 7, 8, 9
 LISTEN = BEAT / 4  # seconds between two looks for beats
 UNHEARD = 4  # times the deadline of a rank is what rank 0 may be silent: with it everything ends
 SINK = 1 << 16  # bytes
@@ -288,21 +288,21 @@ class MpiEndpoint(Endpoint):
 
     # ---- the end of a run ----
     #
-    # MPI_Finalize waits for everybody. With ULFM it should do without the dead, and was seen to wait for them all the same, with
-    # all others spinning inside it. There a rank may also leave without it, as long as all do: rank 0 says which it is.
+    # MPI_Finalize waits for everybody, and a rank that is killed or stopped then is waited for by all others, spinning, or fails them.
+    # With ULFM it should do without the dead, and was seen not to. There ranks may also leave without it, as long as all do: when rank 0
+    # says so.
 
     def _close(self, grace: float, code: int, in_order: bool) -> None:
-        if SURVIVES and (self.lost or self._dead or self.muted):
-            self._let_go(QUIT, grace)
+        if SURVIVES:
+            self._let_go(grace)
             self._kill(self.lost.keys() - self._dead | self.muted)  # they cannot read it, or will not
             self._wait_for_ends(grace)
+            self._kill(set(range(1, self.size)) - self._dead)  # stopped after its last word
             self._quit(code)
-        if self.muted and not (in_order and self.muted.isdisjoint(self.lost)):
-            return self.abort(code)
-        if SURVIVES:
-            self._let_go(FINALIZE, grace)
-        elif not self.muted:
+        if not self.muted:
             return
+        if not (in_order and self.muted.isdisjoint(self.lost)):
+            return self.abort(code)
         late = threading.Timer(grace, self.abort, [code])  # MPI_Finalize lets other threads run
         late.daemon = True
         late.start()
@@ -310,11 +310,11 @@ class MpiEndpoint(Endpoint):
         MPI.Finalize()
         late.cancel()
 
-    def _let_go(self, how: int, grace: float) -> None:
+    def _let_go(self, grace: float) -> None:
         for rank in range(1, self.size):
             if rank not in self._dead:
                 with self._access, contextlib.suppress(MPI.Exception):
-                    request = self._comm.Isend([b"", MPI.BYTE], dest=rank, tag=how)
+                    request = self._comm.Isend([b"", MPI.BYTE], dest=rank, tag=QUIT)
                     self._outgoing.append((rank, request, memoryview(b""), time.monotonic()))
         with contextlib.suppress(TransportError):
             self.flush(grace)
@@ -336,10 +336,9 @@ class MpiEndpoint(Endpoint):
 
     def part(self, at_once: bool = False) -> None:
         while SURVIVES:
-            for how in (QUIT, FINALIZE):
-                with self._access, self._blame(0):
-                    if at_once or self._comm.improbe(0, how, self._status) is not None:
-                        return self._quit(0) if at_once or how == QUIT else None
+            with self._access, self._blame(0):
+                if at_once or self._comm.improbe(0, QUIT, self._status) is not None:
+                    self._quit(0)
             with self._access:
                 self._listen()
             if self._news:
