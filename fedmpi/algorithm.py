@@ -170,7 +170,9 @@ class Algorithm(ABC):
         return None
 
     def step(self, theta: np.ndarray, total: np.ndarray, rate: float, support: np.ndarray | None) -> np.ndarray:
-        """Server: theta + rate * total, rate being eta_g over the denominator; float64 inside, one rounding at the end."""
+        """theta + rate * total, rate being eta_g over the denominator; float64 inside, one rounding at the end. Every rank does it with the
+        sum that rank 0 sends, so it must follow from these and from `server_state` alone; where it does not, ranks notice, and are sent all of
+        theta from then on."""
         moved = theta.astype(np.float64)
         if support is None:
             moved += total * rate

@@ -17,7 +17,7 @@ settings.load_profile(os.environ.get("FEDMPI_EXAMPLES") or ("ci" if os.environ.g
 def pytest_collection_modifyitems(items):
     """Whatever starts the whole engine is slow: launch/check.sh leaves it out."""
     for item in items:
-        if "run_in_memory" in item.fixturenames:
+        if {"run_in_memory", "play"} & {*item.fixturenames}:
             item.add_marker("slow")
 
 

@@ -238,10 +238,10 @@ def lying(monkeypatch):
     def lying(acts):
         train = Client.train
 
-        def tempted(self, model):
+        def tempted(self, model, theta):
             act = acts.get(self.endpoint.rank)
             if act is None or act(self, model):
-                train(self, model)
+                train(self, model, theta)
 
         monkeypatch.setattr(Client, "train", tempted)
 
@@ -534,7 +534,9 @@ def test_a_silent_rank_with_the_whole_cohort_fails_the_round_and_not_the_run(mak
     )
     train = Client.train
     monkeypatch.setattr(
-        Client, "train", lambda self, model: train(self, model) if (self.endpoint.rank, model.round) != (1, 2) else None
+        Client,
+        "train",
+        lambda self, model, theta: train(self, model, theta) if (self.endpoint.rank, model.round) != (1, 2) else None,
     )
     flags = "--parties 6 --rounds 3 --sampling 0.5 --min-cohort 2 --epsilon inf --round-deadline 3 --eval-every 0"
     summary = run_in_memory(make_config(flags), 4)
@@ -584,10 +586,10 @@ def test_a_late_party_is_no_offender(make_config, run_in_memory, monkeypatch, ca
     """It is expired, and what it still says is let go of: it is back in the next round."""
     train = Client.train
 
-    def late(self, model):
+    def late(self, model, theta):
         if self.endpoint.rank == 1 and model.round == 1:
             time.sleep(3)
-        train(self, model)
+        train(self, model, theta)
 
     monkeypatch.setattr(Client, "train", late)
     config = make_config("--parties 6 --rounds 3 --round-deadline 2 --phase-deadline 2")

@@ -25,6 +25,7 @@ from fedmpi.wire.bits import packed_size
 from fedmpi.wire.frame import FRAMING
 from fedmpi.wire.messages import (
     Checkpoint,
+    Delta,
     EvalReport,
     Evaluate,
     PlainInput,
@@ -35,6 +36,7 @@ from fedmpi.wire.messages import (
     Train,
     TrainReport,
 )
+from fedmpi.wire.sums import expected_size
 
 SUMMARY_FIELDS = """task method preset seed rounds parties ranks accuracy epsilon_outside epsilon_server epsilon_nominal
 epsilon_kind epsilon_reason private delta bytes_up bytes_down seconds dropouts model_sha256""".split()
@@ -137,8 +139,9 @@ def test_more_client_ranks_than_parties_is_refused():
 # ---- the ledger is the sum of the size laws is what was given to the transport ----
 
 
-def law_totals(config, ranks, dimension, coordinates, bits, setup_bytes):
-    """Wire and logical payload bytes of a whole run by phase and direction, from the laws alone."""
+def law_totals(config, ranks, coordinates, bits, setup_bytes, coded):
+    """Wire and logical payload bytes of a whole run by phase and direction, from the laws alone. `coded`: bytes of all its sums on the
+    way down, whose size is that of their content (tests/test_sums.py)."""
     parties, rounds = config.run.parties, config.run.rounds
     blocks = [len(Placement(parties, ranks).parties_of(rank)) for rank in range(1, ranks)]
     evaluations = 1 + sum(schedule.evaluation_due(config, round) for round in range(1, rounds + 1))
@@ -146,10 +149,10 @@ def law_totals(config, ranks, dimension, coordinates, bits, setup_bytes):
     wire = {
         ("setup", "down"): sum(Setup.wire_size(setup_bytes, block) for block in blocks),
         ("setup", "up"): Ready.wire_size(0) * len(blocks),
-        ("model", "down"): rounds * sum(Train.wire_size(dimension, block) for block in blocks),
+        ("model", "down"): rounds * sum(Train.wire_size(block) for block in blocks) + coded * len(blocks),
         ("update", "up"): rounds * parties * PlainInput.wire_size(0, value_bytes),
         ("report", "up"): rounds * parties * TrainReport.wire_size(1, 5),
-        ("evaluation", "down"): evaluations * sum(Evaluate.wire_size(dimension, block) for block in blocks),
+        ("evaluation", "down"): evaluations * sum(Evaluate.wire_size(block) for block in blocks),
         ("evaluation", "up"): sum(
             EvalReport.wire_size(block, 3) + (evaluations - 1) * EvalReport.wire_size(block, 2) for block in blocks
         ),
@@ -158,10 +161,10 @@ def law_totals(config, ranks, dimension, coordinates, bits, setup_bytes):
     logical = {
         ("setup", "down"): parties * Setup.wire_size(setup_bytes, 1),
         ("setup", "up"): parties * Ready.wire_size(0),
-        ("model", "down"): rounds * parties * Train.wire_size(dimension, 1),
+        ("model", "down"): parties * (rounds * Train.wire_size(1) + coded),
         ("update", "up"): wire["update", "up"],
         ("report", "up"): wire["report", "up"],
-        ("evaluation", "down"): evaluations * parties * Evaluate.wire_size(dimension, 1),
+        ("evaluation", "down"): evaluations * parties * Evaluate.wire_size(1),
         ("evaluation", "up"): parties * (EvalReport.wire_size(1, 3) + (evaluations - 1) * EvalReport.wire_size(1, 2)),
     }
     return wire, logical
@@ -179,8 +182,12 @@ def test_the_ledger_is_the_sum_of_the_size_laws(ranks, make_config, run_in_memor
     mechanism = json.loads((config.out / "privacy.json").read_text())["mechanism"]
     sizes = [r["logical_payload"] for r in rows if r["message"] == "Setup" and r["logical_payload"]]
     setup_bytes = sizes[0] - Setup.wire_size(0, 1)
-    method = build.algorithm(config, device="cpu")
-    laws = law_totals(config, ranks, method.dimension, mechanism["coordinates"], mechanism["bits"], setup_bytes)
+    deltas = {row["round"]: row["wire_payload"] for row in rows if row["message"] == "Delta" and row["wire_payload"]}
+    noise = mechanism["noise_multiplier"] * mechanism["sensitivity_in_steps"]
+    for size in deltas.values():
+        assert Delta.wire_size(0, 0) < size < Delta.wire_size(0, 1.05 * expected_size(mechanism["coordinates"], noise))
+    coded = sum(deltas.values())
+    laws = law_totals(config, ranks, mechanism["coordinates"], mechanism["bits"], setup_bytes, coded)
     for view, law in zip(("wire", "logical"), laws, strict=True):
         counted = {}
         for row in rows:
@@ -493,7 +500,7 @@ def test_a_nan_update_is_refused_by_its_own_party(make_config, run_in_memory):
 def test_when_nobody_answers_the_run_ends_at_the_deadline(make_config, monkeypatch, run_in_memory):
     from fedmpi.runtime.client import Client
 
-    monkeypatch.setattr(Client, "train", lambda self, model: None)
+    monkeypatch.setattr(Client, "train", lambda self, model, theta: None)
     with pytest.raises(TransportError, match="nobody answered within the deadline"):
         run_in_memory(make_config("--round-deadline 1"), 3)
 
@@ -501,7 +508,7 @@ def test_when_nobody_answers_the_run_ends_at_the_deadline(make_config, monkeypat
 def test_an_evaluation_that_never_comes_ends_the_run(make_config, monkeypatch, run_in_memory):
     from fedmpi.runtime.client import Client
 
-    monkeypatch.setattr(Client, "evaluate", lambda self, model: None)
+    monkeypatch.setattr(Client, "evaluate", lambda self, model, theta: None)
     with pytest.raises(TransportError, match=r"no answer within 1 s \(round_deadline\); missing: 0, 1, 2, 3"):
         run_in_memory(make_config("--round-deadline 1"), 3)
 

@@ -211,8 +211,8 @@ def test_a_party_that_takes_any_signature_is_broken(name, attack, monkeypatch):
 
 @pytest.mark.slow
 def test_sums_that_are_not_bound_to_a_model_are_broken(attack, monkeypatch):
-    for module in ("client", "server"):
-        monkeypatch.setattr(f"fedmpi.runtime.{module}.digest", lambda theta: bytes(32))
+    for module in ("runtime.mirror", "runtime.server", "liars.rounds"):
+        monkeypatch.setattr(f"fedmpi.{module}.digest", lambda theta: bytes(32))
     assert "who saw different models" in broken(attack("models", "--adversary", "passive"))
 
 

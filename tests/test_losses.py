@@ -198,8 +198,8 @@ def test_a_rank_that_keeps_no_checkpoint_in_time_is_lost_and_the_others_have_one
 
 def test_every_round_that_is_done_once_more_has_a_deadline_of_its_own(play, tmp_path, monkeypatch):
     """A rank that takes over parties of a long time ago is not given up for it."""
-    monkeypatch.setenv("FEDMPI_PACE", "0.6")  # seconds of a party's work: a rank's two take 1.2, five rounds of one 3
-    lost = play("--on-loss adopt --rounds 6 --checkpoint-every 0 --eval-every 0 --round-deadline 2", {3: ("Train", 5)})
+    monkeypatch.setenv("FEDMPI_PACE", "0.9")  # seconds of a party's work: a rank's two take 1.8, five rounds of one 4.5
+    lost = play("--on-loss adopt --rounds 6 --checkpoint-every 0 --eval-every 0 --round-deadline 4", {3: ("Train", 5)})
     plan = lost["dropouts"]["lost"]["plan"]
     assert {event.split(":")[0] for event in plan} == {"5"}
     monkeypatch.setenv("FEDMPI_PACE", "0")

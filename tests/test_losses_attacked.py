@@ -90,7 +90,7 @@ def test_nor_by_way_of_a_rank_that_has_them_a_second_time():
     """Taken over, trained, released, and taken over again from before that."""
     config = SimpleNamespace(run=SimpleNamespace(on_loss="adopt", parties=8))
     home, block = (SimpleNamespace(parties=parties, trained=5, config=config) for parties in ((0, 1), (4,)))
-    rank = Rank(None, home, None)
+    rank = Rank(None, home, None, None)
     rank._clients.append(block)
     rank.release(Release(parties=(4,)))
     assert rank._clients == [home]
