@@ -15,7 +15,7 @@ from mpi4py import MPI
 from benchmarks.common import arguments, machine, save, show_machine
 from fedmpi.transport.endpoint import LONGEST_NAP, SHORTEST_NAP
 from fedmpi.transport.mpi import MpiEndpoint, library
-from fedmpi.wire.messages import PlainInput, Stop, Train
+from fedmpi.wire.messages import Model, PlainInput, Stop
 
 PARAMETERS = 270_000
 RAW = 9  # the tag of raw messages
@@ -41,7 +41,7 @@ def raw_round(comm, theta, buffer) -> None:
 
 def endpoint_round(endpoint, theta, number) -> None:
     for rank in range(1, endpoint.size):
-        endpoint.send(rank, Train(number, rank, (rank,), endpoint.size - 1, 0, theta))
+        endpoint.send(rank, Model(number, theta=theta))
     for _ in range(1, endpoint.size):
         endpoint.poll()
     endpoint.flush()

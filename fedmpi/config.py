@@ -205,6 +205,8 @@ class Aggregation:
     dropout: str = ""
     """parties that vanish: RATE, PHASE=RATE, ROUND:PARTY:PHASE or (for good) ROUND+:PARTY:PHASE, separated by commas; phases
     support (union), advertise, share, mask, check, unmask"""
+    download: Literal["delta", "full"] = "delta"
+    """how parties get the next model: delta sends the sum that made it, and each makes it by itself; full sends the model"""
     phase_deadline: Positive = 60.0
     """seconds that a phase after the local work waits for a silent party"""
 
@@ -266,7 +268,7 @@ LAYERS: dict[str, Any] = typing.get_type_hints(Config)
 OWN = {
     "run": ("preset", "out", "resume", "checkpoint_every", "keep_parties", "round_deadline", "rank_deadline", "log"),
     "data": ("data_dir", "cache_dir"),
-    "aggregation": ("pki", "phase_deadline"),
+    "aggregation": ("pki", "download", "phase_deadline"),
     "machine": ("device", "threads"),
 }
 MOVED = ("model", "training", "ratings")  # layers of earlier versions, whose settings are a method's or the data's now

@@ -3,11 +3,11 @@
 import dataclasses
 import json
 
-import numpy as np
 import pytest
 
 from fedmpi.aggregation.protocol import agreed
 from fedmpi.errors import ConfigError, FedmpiError, ProtocolError
+from fedmpi.liars.rounds import another_model
 from fedmpi.runtime import schedule
 from fedmpi.runtime.build import Orders
 from fedmpi.runtime.floor import agree
@@ -20,6 +20,8 @@ from fedmpi.wire.control import NONCE
 from fedmpi.wire.messages import Evaluate, Fill, Nonces, Ready, Setup, Train
 
 pytestmark = pytest.mark.slow
+
+COORDINATES = 16  # of toy_parties:Steady
 
 
 @pytest.fixture
@@ -95,7 +97,7 @@ def test_parties_that_are_shown_different_models_do_not_add_up(victim, active, r
 
     def change(rank, message):
         if isinstance(message, Train) and rank != victim:
-            message = dataclasses.replace(message, theta=np.zeros_like(message.theta) + 1)
+            return another_model(message, COORDINATES)
         return [message]
 
     seen = lie(change)
@@ -109,7 +111,7 @@ def test_without_identities_they_do_not_add_up_either(active, run_in_memory, lie
 
     def change(rank, message):
         if isinstance(message, Train) and rank == 1:
-            message = dataclasses.replace(message, theta=message.theta + 1)
+            return another_model(message, COORDINATES)
         return [message]
 
     config = active()
@@ -194,7 +196,7 @@ def test_a_test_is_asked_for_once(metrics, active, run_in_memory, lie):
 
     def change(rank, message):
         again = isinstance(message, Evaluate) and message.round == 3
-        return [message, dataclasses.replace(message, theta=message.theta + 1)] if again else [message]
+        return [message, *another_model(message, COORDINATES)] if again else [message]
 
     lie(change)
     with pytest.raises(ProtocolError, match="asked for the test of round 3 after that of round 3"):
@@ -266,7 +268,7 @@ def test_a_run_has_no_round_after_its_last(kind, active, run_in_memory, lie):
 def test_a_test_is_asked_for_when_it_is_due(active, run_in_memory, lie):
     def change(rank, message):
         first = isinstance(message, Train) and message.round == 2
-        return [Evaluate(1, -1, message.parties, 6, 6, message.theta), message] if first else [message]
+        return [Evaluate(1, -1, message.parties, 6, 6, message.version, message.model), message] if first else [message]
 
     lie(change)
     with pytest.raises(ProtocolError, match="a test of round 1, which has none"):

@@ -12,7 +12,7 @@ from fedmpi.errors import ConfigError, FedmpiError, ProtocolError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.runtime.server import Server
 from fedmpi.transport.endpoint import Endpoint
-from fedmpi.wire.messages import EvalReport, Fill, PlainInput, Tally, Train, TrainReport
+from fedmpi.wire.messages import EvalReport, Fill, Model, PlainInput, Tally, Train, TrainReport
 
 
 @pytest.fixture
@@ -207,13 +207,17 @@ def test_nobody_speaks_under_another_ranks_name(make_config, run_in_memory, forg
     [
         (lambda m: [m, m], "rank 0 asked for round 1 after round 1"),
         (lambda m: [dataclasses.replace(m, parties=(0, 9))], "parties that this rank does not host"),
-        (lambda m: [dataclasses.replace(m, theta=m.theta[:-1])], "rank 0 sent a model of"),
+        (lambda m: [Model(m.version, theta=np.zeros(3, np.float32)), m], "rank 0 sent a model of 3 coordinates"),
+        (
+            lambda m: [dataclasses.replace(m, model=bytes(32))],
+            "rank 0 sent another model than the one that it speaks of",
+        ),
         (
             lambda m: [m, Fill(m.round, -1, m.parties, m.cohort, m.hidden)],
             "asked a party to fill a round that is over, or that it is in",
         ),
     ],
-    ids=["again", "strangers", "short", "train and fill"],
+    ids=["again", "strangers", "short", "another", "train and fill"],
 )
 def test_a_client_is_asked_once_for_what_it_has(ask, said, make_config, run_in_memory, monkeypatch):
     """Asked twice in one round it would release twice, with noise for one."""

@@ -15,10 +15,6 @@ from fedmpi.wire.messages import Evaluate, PlainInput, Ready, Stop, Train, encod
 from fedmpi.wire.phases import Purpose
 
 
-def theta(size):
-    return np.arange(size, dtype=np.float32)
-
-
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 300), min_size=1, max_size=6), st.integers(1, 400))
 def test_messages_of_any_size_arrive_whole_and_in_order_whatever_the_chunk(sizes, chunk):
@@ -76,20 +72,20 @@ def test_an_exception_on_one_rank_ends_the_others():
 
 def test_a_shared_download_counts_once_on_the_wire_and_once_per_party_logically():
     ledger = Ledger(0)
-    message = Train(3, -1, (4, 5, 6), 20, 0, theta(10))
+    message = Train(3, -1, (4, 5, 6), 20, 0)
     ledger.record(message, 2, len(encode(message)) - FRAMING)
     assert ledger.total("messages") == 1
-    assert ledger.total("wire_payload", phase="model") == Train.wire_size(10, 3)
+    assert ledger.total("wire_payload", phase="model") == Train.wire_size(3)
     assert ledger.total("wire_framing") == FRAMING
-    assert ledger.total("logical_payload", direction="down") == 3 * Train.wire_size(10, 1)
-    assert ledger.total("logical_payload", party=5) == Train.wire_size(10, 1)
+    assert ledger.total("logical_payload", direction="down") == 3 * Train.wire_size(1)
+    assert ledger.total("logical_payload", party=5) == Train.wire_size(1)
     assert ledger.total("logical_framing") == 3 * FRAMING
     assert ledger.total("wire_payload", direction="up") == 0
 
 
 def test_an_account_holds_its_own_bytes_and_merges_to_the_truth():
     server, client = Hub(2).endpoints
-    server.send(1, Evaluate(1, 0, (0,), 1, 0, theta(7)))
+    server.send(1, Evaluate(1, 0, (0,), 1, 0))
     client.send(0, Ready(dimension=7, parties=(0,)))
     client.send_tally(0, {"cpu": {"setup": 1.25}})
     client.send(0, PlainInput(1, 0, b"", b"xyz"))
@@ -107,7 +103,7 @@ def test_an_account_holds_its_own_bytes_and_merges_to_the_truth():
 
 
 def test_without_detail_the_totals_are_the_same():
-    message = Train(3, -1, (4, 5, 6), 20, 0, theta(10))
+    message = Train(3, -1, (4, 5, 6), 20, 0)
     ledgers = [Ledger(0, detailed) for detailed in (True, False)]
     for ledger in ledgers:
         ledger.record(message, 2, len(encode(message)) - FRAMING)
@@ -150,13 +146,11 @@ def test_a_rank_that_aborts_ends_the_others():
 def test_the_csv_has_the_same_totals():
     ledger = Ledger(0)
     for round in (1, 2):
-        message = Train(round, 0, (0,), 1, 0, theta(5))
+        message = Train(round, 0, (0,), 1, 0)
         ledger.record(message, 1, len(encode(message)) - FRAMING)
     header, *lines = ledger.csv().splitlines()
     column = header.split(",").index("wire_payload")
-    assert (
-        sum(int(line.split(",")[column]) for line in lines) == ledger.total("wire_payload") == 2 * Train.wire_size(5, 1)
-    )
+    assert sum(int(line.split(",")[column]) for line in lines) == ledger.total("wire_payload") == 2 * Train.wire_size(1)
     assert lines[0].startswith("1,training,model,Train,down,1,0,")
 
 

@@ -16,11 +16,14 @@ from fedmpi.wire.frame import FRAMING, HEADER, MAGIC, MAX_PAYLOAD, MAX_ROUND, VE
 from fedmpi.wire.message import register
 from fedmpi.wire.messages import (
     MESSAGES,
+    AskModel,
     Checkpoint,
+    Delta,
     EvalReport,
     Evaluate,
     Fill,
     GoOn,
+    Model,
     Nonces,
     PlainInput,
     PlainRows,
@@ -93,10 +96,13 @@ anything = st.one_of(
     st.builds(Adopt, rounds, party, parties, u32),
     st.builds(Release, rounds, party, parties),
     st.builds(Adopted, rounds, party, st.text(max_size=100)),
-    st.builds(Replay, rounds, party, parties, u32, u32, thetas),
-    st.builds(Fill, rounds, party, parties, u32, u32, key),
-    st.builds(Train, rounds, party, parties, u32, u32, thetas),
-    st.builds(Evaluate, rounds, party, parties, u32, u32, thetas),
+    st.builds(Model, rounds, party, thetas, st.binary()),
+    st.builds(Delta, rounds, party, u32, floats, u32, st.booleans(), st.binary(), st.binary()),
+    st.builds(AskModel, rounds, party),
+    st.builds(Replay, rounds, party, parties, thetas),
+    st.builds(Fill, rounds, party, parties, u32, u32, u32, key),
+    st.builds(Train, rounds, party, parties, u32, u32, u32, key),
+    st.builds(Evaluate, rounds, party, parties, u32, u32, u32, key),
     st.builds(SupportProposal, rounds, party, st.binary()),
     st.builds(SupportUnion, rounds, party, st.binary()),
     st.builds(PlainInput, rounds, party, st.binary(), st.binary()),
@@ -138,8 +144,11 @@ LAWS = {
     Replay: lambda m: Replay.wire_size(len(m.theta), len(m.parties)),
     PlainRows: lambda m: PlainRows.wire_size(len(m.parties), int(m.counts.sum()), m.row_bits, m.value_bits, m.width),
     Fill: lambda m: Fill.wire_size(len(m.parties)),
-    Train: lambda m: Train.wire_size(len(m.theta), len(m.parties)),
-    Evaluate: lambda m: Evaluate.wire_size(len(m.theta), len(m.parties)),
+    Train: lambda m: Train.wire_size(len(m.parties)),
+    Evaluate: lambda m: Evaluate.wire_size(len(m.parties)),
+    Model: lambda m: Model.wire_size(len(m.theta), len(m.state)),
+    Delta: lambda m: Delta.wire_size(len(m.support), len(m.values)),
+    AskModel: lambda m: AskModel.wire_size(),
     SupportProposal: lambda m: SupportProposal.wire_size(len(m.support)),
     SupportUnion: lambda m: SupportUnion.wire_size(len(m.support)),
     PlainInput: lambda m: PlainInput.wire_size(len(m.support), len(m.values)),
@@ -164,7 +173,9 @@ def framed(kind, payload):
     "kind, payload, said",
     [
         (Setup, bytes(4) + b"\xff", "Setup: configuration is not UTF-8"),
-        (Train, bytes(12) + b"abc", "Train: 3 bytes are not a whole number of float32"),
+        (Model, bytes(4) + b"abc", "Model: 3 bytes are not a whole number of float32"),
+        (Model, b"\1\0\0\0", "Model: 1 bytes announced, 0 left"),
+        (Delta, bytes(16) + b"\2" + bytes(4), "Delta: a flag of 2"),
         (PlainRows, bytes(4) + b"\0\x08\1\0\0\0", "PlainRows: rows of 1 values, 0 bits a row number and 8 a value"),
         (PlainRows, bytes(4) + b"\x08\x08\0\0\0\0", "PlainRows: rows of 0 values"),
         (Tally, bytes(12) + b"{", "Tally: facts are not JSON"),
@@ -195,8 +206,8 @@ def test_a_number_stands_for_one_message():
 def test_whoever_a_message_serves_is_charged_as_if_alone(message):
     """Where it serves one party, that is the message itself; what is kept for the record alone is charged to nobody."""
     charged = list(message.shares())
-    if isinstance(message, (Adopt, Adopted, Release, Replay, Checkpoint, GoOn, Stop, Tally)):
-        assert not charged
+    if isinstance(message, (Adopt, Adopted, Release, Replay, Checkpoint, GoOn, Stop, Tally, Model, Delta, AskModel)):
+        assert not charged  # what downloads would be to each party rank 0 charges by itself
     elif isinstance(message, Ready):
         assert not charged  # a decoded one does not know its parties
         named = dataclasses.replace(message, parties=(7,), clear=message.clear[:1], nonces=message.nonces[:NONCE])
@@ -272,7 +283,7 @@ def test_what_is_wrong_with_a_header_is_said(change, said):
 
 def test_the_header_is_laid_out_as_its_table_says():
     frame = encode(secagg.ConsistencyCheck(0x01020304, 0x05060708, bytes(64), purpose=Purpose.TEST)).tobytes()
-    assert frame[:FRAMING].hex() == "464d031a" + "04030201" + "08070605" + "01" + "40000000000000"
+    assert frame[:FRAMING].hex() == "464d041a" + "04030201" + "08070605" + "01" + "40000000000000"
 
 
 @pytest.mark.parametrize("round", [-1, MAX_ROUND + 1])

@@ -170,7 +170,8 @@ class Survivors(ServerAttack):
         self.rules: Rules | None = None
         algorithm = build.algorithm(config, device="cpu")
         self.encoding: Encoding = build.mechanism(start.orders, algorithm).encoding
-        self.most_lost, self.protocol = algorithm.most_lost, build.protocol_rules(start.orders)
+        self.most_lost, self.theta = algorithm.most_lost, algorithm.initial()
+        self.protocol = build.protocol_rules(start.orders)
         self.met = False
         with watched() as self.true:
             super().play(endpoint, start, terminal, act)
@@ -180,7 +181,7 @@ class Survivors(ServerAttack):
             self.protocol.meet(message.nonces)
             self.met = True
         if isinstance(message, Train) and self.rules is None:
-            about = Session(ROUND, most_lost=self.most_lost(message.theta), about=digest(message.theta))
+            about = Session(ROUND, most_lost=self.most_lost(self.theta), about=message.model)
             self.rules = self.protocol.of(about, self.orders.config.run.parties, self.encoding)
         if isinstance(message, UnmaskRequest):
             message = dataclasses.replace(message, survivors=self.lists[message.party], direct=())

@@ -4,17 +4,27 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from fedmpi.aggregation.protocol import digest
 from fedmpi.config import Config
 from fedmpi.liars.base import ServerAttack, Verdict, only_secure, parties_in_words, threshold_of
 from fedmpi.liars.stage import Forged, Quiet
 from fedmpi.privacy.releases import ReleaseLog, Stepped
+from fedmpi.runtime import build
 from fedmpi.runtime.start import Start
 from fedmpi.secagg.messages import AdvertiseKeys, ConsistencyCheck, MaskedInput, ShareKeys, Unmask, Withdrawal
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.message import Message, speakers
-from fedmpi.wire.messages import EvalReport, Evaluate, PlainInput, PlainRows, Ready, Tally, Train, TrainReport
+from fedmpi.wire.messages import EvalReport, Evaluate, Model, PlainInput, PlainRows, Ready, Tally, Train, TrainReport
 
 VICTIM = 1  # the rank
+
+
+def another_model(task: Train | Evaluate, dimension: int) -> list[Message]:
+    """The same task with a model that nobody else is shown."""
+    theta = np.ones(dimension, np.float32)
+    return [Model(task.version, theta=theta), dataclasses.replace(task, model=digest(theta))]
 
 
 class Models(ServerAttack):
@@ -26,11 +36,12 @@ class Models(ServerAttack):
 
     def says(self, endpoint: Forged, rank: int, message: Message) -> Iterable[Message]:
         if isinstance(message, Train) and rank == VICTIM:  # its own machine goes with the others, whose sum it can open
-            message = dataclasses.replace(message, theta=message.theta + 1)
+            return another_model(message, self.dimension)
         return [message]
 
     def play(self, endpoint: Endpoint, start: Start, terminal: Quiet, act: int) -> None:
         config = start.orders.config
+        self.dimension = build.algorithm(config, device="cpu").dimension
         self.threshold, self.victims = threshold_of(config), set(start.placement.parties_of(VICTIM))
         try:
             super().play(endpoint, start, terminal, act)
@@ -86,11 +97,15 @@ class Again(ServerAttack):
     flags = "--metrics party --eval-every 1"
     RELEASES = (AdvertiseKeys, MaskedInput, ConsistencyCheck, Unmask, PlainInput, PlainRows, TrainReport, EvalReport)
 
+    def play(self, endpoint: Endpoint, start: Start, terminal: Quiet, act: int) -> None:
+        self.dimension = build.algorithm(start.orders.config, device="cpu").dimension
+        super().play(endpoint, start, terminal, act)
+
     def says(self, endpoint: Forged, rank: int, message: Message) -> Iterable[Message]:
         if self.act == 0 and isinstance(message, Train):
             return [message, message]
         if self.act == 1 and isinstance(message, Evaluate):
-            return [message, dataclasses.replace(message, theta=message.theta + 1)]
+            return [message, *another_model(message, self.dimension)]
         return [message]
 
     def judge(self) -> Verdict:

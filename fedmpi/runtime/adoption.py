@@ -133,4 +133,4 @@ class Adoption:
         endpoint = self._mailbox.endpoint
         endpoint.send(host, Adopt(self._base, parties=part, replays=len(again)))
         for round, parties, theta in again:
-            endpoint.send(host, Replay(round, parties=parties, cohort=len(parties), theta=theta))
+            endpoint.send(host, Replay(round, parties=parties, theta=theta))

@@ -2,14 +2,13 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from fedmpi.aggregation.base import PartySession
 from fedmpi.aggregation.party_end import PartyEnd
-from fedmpi.aggregation.protocol import chosen_clear, digest
+from fedmpi.aggregation.protocol import chosen_clear
 from fedmpi.algorithm import Algorithm, LocalUpdate, RowUpdates
 from fedmpi.errors import ProtocolError
 from fedmpi.log import log
@@ -84,7 +83,7 @@ class Client:
         self.under_way: tuple[int, Purpose] = 0, Purpose.TRAINING
         self.trained, self.tested = checkpoint.Counters()  # the last rounds that were asked for: each releases once
         self.reach = 0  # the checkpoint up to which it can go on; 0: the beginning
-        self.final: Evaluate | None = None  # the finished model, under --keep-parties
+        self.final: np.ndarray | None = None  # the finished model, under --keep-parties
 
     def look_back(self, round: int) -> None:
         """Of the checkpoints up to the one that rank 0 named, find the newest that this rank can go on from."""
@@ -119,36 +118,39 @@ class Client:
         self.rules.meet(message.nonces)
         self.met = True
 
-    def receive(self, message: Message) -> None:
-        handlers: dict[type[Message], Callable[[Any], None]] = {
-            Train: self.train,
-            Fill: self.fill,
-            Evaluate: self.evaluate,
-        }
-        handlers.get(type(message), self.protocol)(message)
+    def receive(self, message: Message, theta: np.ndarray) -> None:
+        """`theta`: this rank's model. It is the one that a task names by its digest, as `runtime.rank` has seen to."""
+        match message:
+            case Train():
+                self.train(message, theta)
+            case Fill():
+                self.fill(message)
+            case Evaluate():
+                self.evaluate(message, theta)
+            case _:
+                self.protocol(message)
 
     # ---- a round ----
 
-    def train(self, model: Train) -> None:
-        schedule.check_cohort(self.config, model.cohort, model.hidden, self.algorithm.chooses_clear)
-        self.check_asked(model, model.theta)
-        if model.round <= self.trained:
-            raise ProtocolError(f"rank 0 asked for round {model.round} after round {self.trained}", phase=Phase.MODEL)
-        self.begin(model.round)
-        about = digest(model.theta)
-        for work in self.local_work(model):
-            figures, leaving = self.departures.of(work, model, about)
+    def train(self, asked: Train, theta: np.ndarray) -> None:
+        schedule.check_cohort(self.config, asked.cohort, asked.hidden, self.algorithm.chooses_clear)
+        self.check_asked(asked)
+        if asked.round <= self.trained:
+            raise ProtocolError(f"rank 0 asked for round {asked.round} after round {self.trained}", phase=Phase.MODEL)
+        self.begin(asked.round)
+        for work in self.local_work(asked, theta):
+            figures, leaving = self.departures.of(work, asked, theta)
             if self.config.privacy.shown == "party":
-                self.endpoint.send(SERVER, TrainReport(model.round, alone(work.parties), work.parties, figures))
+                self.endpoint.send(SERVER, TrainReport(asked.round, alone(work.parties), work.parties, figures))
             self.depart(leaving)
 
-    def local_work(self, model: Train | Replay) -> Iterator[LocalUpdate | RowUpdates]:
+    def local_work(self, asked: Train | Replay, theta: np.ndarray) -> Iterator[LocalUpdate | RowUpdates]:
         """The method's own iteration, with its time. It is for those who were asked, once each: nobody else's work leaves."""
-        work, missing = iter(self.algorithm.local_work(model.parties, model.theta, model.round)), set(model.parties)
+        work, missing = iter(self.algorithm.local_work(asked.parties, theta, asked.round)), set(asked.parties)
         while True:
             with self.spent.watch("local work"):
                 done = next(work, None)
-            log.debug("round %d: local work of %s", model.round, "all is done" if done is None else done.parties)
+            log.debug("round %d: local work of %s", asked.round, "all is done" if done is None else done.parties)
             if done is None:
                 break
             for party in done.parties:
@@ -175,8 +177,8 @@ class Client:
             )
         self.depart(self.departures.fill(asked))
 
-    def check_asked(self, asked: Train | Fill | Evaluate | Replay, theta: np.ndarray | None = None) -> None:
-        """It is about a round of this run, parties that are here, and a model of the right size."""
+    def check_asked(self, asked: Train | Fill | Evaluate | Replay) -> None:
+        """It is about a round of this run, and parties that are here."""
         if asked.round > self.config.run.rounds:
             raise ProtocolError(
                 f"rank 0 asked for round {asked.round}, the run has {self.config.run.rounds}", phase=asked.PHASE
@@ -186,11 +188,6 @@ class Client:
         if not set(asked.parties) <= set(self.present) or len(set(asked.parties)) != len(asked.parties):
             raise ProtocolError(
                 "rank 0 asked for parties that this rank does not host, or has no state of, or twice", phase=asked.PHASE
-            )
-        if theta is not None and len(theta) != self.algorithm.dimension:
-            raise ProtocolError(
-                f"rank 0 sent a model of {len(theta)} coordinates, expected {self.algorithm.dimension}",
-                phase=asked.PHASE,
             )
 
     def begin(self, round: int, purpose: Purpose = Purpose.TRAINING) -> None:
@@ -219,56 +216,55 @@ class Client:
 
     # ---- between rounds ----
 
-    def evaluate(self, model: Evaluate) -> None:
-        self.check_asked(model, model.theta)
-        if model.round <= self.tested:
+    def evaluate(self, asked: Evaluate, theta: np.ndarray) -> None:
+        self.check_asked(asked)
+        if asked.round <= self.tested:
             raise ProtocolError(
-                f"rank 0 asked for the test of round {model.round} after that of round {self.tested}", phase=model.PHASE
+                f"rank 0 asked for the test of round {asked.round} after that of round {self.tested}", phase=asked.PHASE
             )
-        if model.round and not schedule.evaluation_due(self.config, model.round):
-            raise ProtocolError(f"rank 0 asked for a test of round {model.round}, which has none", phase=model.PHASE)
-        self.tested = model.round
-        if self.config.run.keep_parties and model.round == self.config.run.rounds:
-            self.final = model
+        if asked.round and not schedule.evaluation_due(self.config, asked.round):
+            raise ProtocolError(f"rank 0 asked for a test of round {asked.round}, which has none", phase=asked.PHASE)
+        self.tested = asked.round
+        if self.config.run.keep_parties and asked.round == self.config.run.rounds:
+            self.final = theta
         if self.config.privacy.shown == "none":
             return
-        if model.round == 0:
+        if asked.round == 0:
             with self.spent.watch("references"):
-                figures = self.algorithm.references_all(model.parties, model.theta)
+                figures = self.algorithm.references_all(asked.parties, theta)
         else:
             with self.spent.watch("evaluation"):
-                figures = self.algorithm.evaluate_all(model.parties, model.theta, model.round)
-        self.check_figures(model, figures)
+                figures = self.algorithm.evaluate_all(asked.parties, theta, asked.round)
+        self.check_figures(asked, figures)
         if self.config.privacy.shown == "securesum":
-            return self.add_up(model, figures)
-        self.endpoint.send(SERVER, EvalReport(model.round, alone(model.parties), model.parties, figures))
+            return self.add_up(asked, figures)
+        self.endpoint.send(SERVER, EvalReport(asked.round, alone(asked.parties), asked.parties, figures))
 
-    def check_figures(self, model: Evaluate, figures: np.ndarray) -> None:
-        columns = self.algorithm.score_columns if model.round else self.algorithm.reference_columns
-        if np.shape(figures) != (len(model.parties), columns):
+    def check_figures(self, asked: Evaluate, figures: np.ndarray) -> None:
+        columns = self.algorithm.score_columns if asked.round else self.algorithm.reference_columns
+        if np.shape(figures) != (len(asked.parties), columns):
             raise ProtocolError(
-                f"the method gave test figures of shape {np.shape(figures)}, expected {(len(model.parties), columns)}",
+                f"the method gave test figures of shape {np.shape(figures)}, expected {(len(asked.parties), columns)}",
                 phase=Phase.EVALUATION,
             )
         wrong = np.flatnonzero(~np.isfinite(figures).all(axis=1))
         if wrong.size:
             raise ProtocolError(
                 "a test figure is not a finite number; did training diverge?",
-                party=model.parties[wrong[0]],
+                party=asked.parties[wrong[0]],
                 phase=Phase.EVALUATION,
             )
 
-    def add_up(self, model: Evaluate, figures: np.ndarray) -> None:
+    def add_up(self, asked: Evaluate, figures: np.ndarray) -> None:
         """Each party takes its figures through the protocol."""
-        if model.cohort != self.config.run.parties:
+        if asked.cohort != self.config.run.parties:
             raise ProtocolError(
-                f"rank 0 announced a test of {model.cohort} parties, expected all", phase=Phase.EVALUATION
+                f"rank 0 announced a test of {asked.cohort} parties, expected all", phase=Phase.EVALUATION
             )
-        self.begin(model.round, Purpose.TEST)
-        about = digest(model.theta)
+        self.begin(asked.round, Purpose.TEST)
         self.depart(
-            ((party,), self.end.test(model.round, about, party, model.cohort, row, self.meter_of(party)))
-            for party, row in zip(model.parties, figures, strict=True)
+            ((party,), self.end.test(asked.round, asked.model, party, asked.cohort, row, self.meter_of(party)))
+            for party, row in zip(asked.parties, figures, strict=True)
         )
 
     def keep(self, message: Checkpoint) -> None:

@@ -46,17 +46,17 @@ class Departures(ABC, Generic[Work]):
         self._config, self._algorithm, self._mechanism, self._end = config, algorithm, mechanism, end
         self._watch, self._meter_of = watch, meter_of
 
-    def of(self, work: Work, model: Train, about: bytes) -> tuple[np.ndarray, Leaving]:
+    def of(self, work: Work, asked: Train, theta: np.ndarray) -> tuple[np.ndarray, Leaving]:
         """(what the parties say of their work, a row each: the method's columns, the norm of the update, whether or how much of
-        it is cut; their sessions). `about`: digest of the model."""
+        it is cut; their sessions). `theta`: the model that they worked from."""
         if not isinstance(work, self.takes):
             declared, given = type(self._algorithm.sends).__name__, type(work).__name__
             raise ProtocolError(f"the method declared that it sends {declared}, and gave {given}", phase="local work")
-        most_lost = self._algorithm.most_lost(model.theta)
-        return self._of(work, model, Session(model.round, most_lost=most_lost, about=about))
+        most_lost = self._algorithm.most_lost(theta)
+        return self._of(work, asked, Session(asked.round, most_lost=most_lost, about=asked.model))
 
     @abstractmethod
-    def _of(self, work: Work, model: Train, session: Session) -> tuple[np.ndarray, Leaving]: ...
+    def _of(self, work: Work, asked: Train, session: Session) -> tuple[np.ndarray, Leaving]: ...
 
     def fill(self, asked: Fill) -> Leaving:
         """Parties that take part with an update of zeros, and so with noise alone."""
@@ -69,24 +69,24 @@ class VectorDepartures(Departures[LocalUpdate]):
     takes = LocalUpdate
     _mechanism: Vector
 
-    def _of(self, work: LocalUpdate, model: Train, session: Session) -> tuple[np.ndarray, Leaving]:
+    def _of(self, work: LocalUpdate, asked: Train, session: Session) -> tuple[np.ndarray, Leaving]:
         self._check(work)
         norm = l2_norm(work.values)
         said = [work.figures[name] for name in self._algorithm.report_columns]
         figures = np.array([[*said, norm, norm > self._mechanism.encoding.clip]], np.float64)
-        return figures, self._sessions(work, model, session)
+        return figures, self._sessions(work, asked, session)
 
-    def _sessions(self, work: LocalUpdate, model: Train, session: Session) -> Leaving:
+    def _sessions(self, work: LocalUpdate, asked: Train, session: Session) -> Leaving:
         if self._config.aggregation.support == "union":
 
             def follow(coded: bytes, values: np.ndarray) -> PartySession:
-                return self._encoded(over_union(session, coded), model, work.party, values)
+                return self._encoded(over_union(session, coded), asked, work.party, values)
 
             dimension = self._algorithm.dimension
-            inner: PartySession = UnionParty(model.round, work.party, dimension, work.values, work.support, follow)
+            inner: PartySession = UnionParty(asked.round, work.party, dimension, work.values, work.support, follow)
         else:
-            inner = self._encoded(session, model, work.party, work.values, work.support)
-        yield work.parties, self._end.vanishing(inner, model.round, work.party)
+            inner = self._encoded(session, asked, work.party, work.values, work.support)
+        yield work.parties, self._end.vanishing(inner, asked.round, work.party)
 
     def fill(self, asked: Fill) -> Leaving:
         if not self._mechanism.noisy:
@@ -129,14 +129,14 @@ class RowDepartures(Departures[RowUpdates]):
     takes = RowUpdates
     _mechanism: Cut
 
-    def _of(self, work: RowUpdates, model: Train, session: Session) -> tuple[np.ndarray, Leaving]:
+    def _of(self, work: RowUpdates, asked: Train, session: Session) -> tuple[np.ndarray, Leaving]:
         with self._watch(Cost.ENCODE):
             self._check(work)
             steps, cut = self._mechanism.encode_rows(work.values)
             norms = np.sqrt(_per_party(work, np.einsum("nw,nw->n", work.values, work.values)))
             sizes = np.maximum(1, work.counts * work.values.shape[1])
             figures = np.column_stack((work.figures, norms, _per_party(work, cut) / sizes))
-        return figures, self._sessions(work, steps, model, session)
+        return figures, self._sessions(work, steps, asked, session)
 
     def _check(self, work: RowUpdates) -> None:
         """Rows that are there, once each: a sum in the clear and a sum of hidden vectors are then the same."""
@@ -151,18 +151,18 @@ class RowDepartures(Departures[RowUpdates]):
         if what:
             raise ProtocolError(f"the method gave {what}", phase="local work")
 
-    def _sessions(self, work: RowUpdates, steps: np.ndarray, model: Train, session: Session) -> Leaving:
+    def _sessions(self, work: RowUpdates, steps: np.ndarray, asked: Train, session: Session) -> Leaving:
         encoding = self._mechanism.encoding
         clear = np.array([party in self._end.clear for party in work.parties], bool)
-        late = np.array([self._end.misses(model.round, party) for party in work.parties], bool)
-        yield work.parties, RowsParty(model.round, work.parties, work.counts, work.rows, steps, clear & ~late, encoding)
+        late = np.array([self._end.misses(asked.round, party) for party in work.parties], bool)
+        yield work.parties, RowsParty(asked.round, work.parties, work.counts, work.rows, steps, clear & ~late, encoding)
         for index in np.flatnonzero(~clear).tolist():
             party = work.parties[index]
             meter = self._meter_of(party)
             with meter(Phase.UPDATE, Cost.ENCODE):
                 values = encoding.wrap(_dense(work, steps, index, encoding.dimension))
-                inner = self._end.update(session, party, model.hidden, encoding, values, meter=meter)
-            yield (party,), self._end.vanishing(inner, model.round, party)
+                inner = self._end.update(session, party, asked.hidden, encoding, values, meter=meter)
+            yield (party,), self._end.vanishing(inner, asked.round, party)
 
 
 def _ascend(work: RowUpdates) -> bool:

@@ -16,7 +16,6 @@ from fedmpi.errors import DataError
 from fedmpi.files import make_folder
 from fedmpi.report.sealed import vector_sha256, write_sealed
 from fedmpi.runtime.checkpoint import PARTIES, parties_file
-from fedmpi.wire.messages import Evaluate
 
 FORMAT = 1
 STATE = "state."  # before the names of what a party would need to train on; the others are what it predicts with
@@ -44,12 +43,12 @@ def save_model(config: Config, algorithm: Algorithm, theta: np.ndarray) -> str:
     return name
 
 
-def save_parties(config: Config, algorithm: Algorithm, parties: tuple[int, ...], model: Evaluate) -> None:
+def save_parties(config: Config, algorithm: Algorithm, parties: tuple[int, ...], theta: np.ndarray) -> None:
     """What these parties predict with under the finished model, and the states they end in, for this user's eyes alone."""
     folder = config.out / "parties"
     path = folder / parties_file(parties)
-    arrays = {"parties": np.array(parties), "model_sha256": np.array(vector_sha256(model.theta))}
-    arrays |= algorithm.own_parts(parties, model.theta, model.round)
+    arrays = {"parties": np.array(parties), "model_sha256": np.array(vector_sha256(theta))}
+    arrays |= algorithm.own_parts(parties, theta, config.run.rounds)
     arrays |= {STATE + name: values for name, values in algorithm.states(parties).items()}
     try:
         make_folder(folder)

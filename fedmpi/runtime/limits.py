@@ -15,6 +15,7 @@ from fedmpi.wire.bits import packed_size
 from fedmpi.wire.control import Adopted
 from fedmpi.wire.message import Message
 from fedmpi.wire.messages import (
+    AskModel,
     EvalReport,
     PlainInput,
     PlainRows,
@@ -59,6 +60,7 @@ class Limits:
             laws[kind] = size
         if aggregation.support == "union":
             laws[SupportProposal] = SupportProposal.wire_size(self._support())
+        laws[AskModel] = AskModel.wire_size()
         laws[Ready] = Ready.wire_size(hosted, hosted if aggregation.adversary == "active" else 0)
         if self._config.run.on_loss == "adopt":
             laws[Adopted] = Adopted.LONGEST

@@ -18,6 +18,7 @@ from fedmpi.transport.endpoint import Endpoint, FrameError, RankLost
 from fedmpi.wire.control import NOT_HEARD_OF, Stop
 from fedmpi.wire.frame import NOBODY
 from fedmpi.wire.message import Message, speakers
+from fedmpi.wire.messages import AskModel
 from fedmpi.wire.phases import Purpose
 
 Kind = TypeVar("Kind", bound=Message)
@@ -80,6 +81,8 @@ class Mailbox:
         was lost; `on_loss` as the setting."""
         self.endpoint, self.placement, self.patience, self._on_loss = endpoint, placement, patience, on_loss
         self.conduct, self._warn = conduct or Conduct(placement), warn
+        # Who sends a rank all of the model when it asks for that; False: it had been sent that.
+        self.resend: Callable[[int], bool] = nobody
         self.losses: list[Loss] = []
         self.caught = 0  # offences that were named
         self._owed: set[tuple[int, type[Message]]] = set()  # what ranks were asked for and did not send in time
@@ -168,7 +171,9 @@ class Mailbox:
                 if arrived is None:
                     return None
                 source, message = arrived
-                if not self.conduct.is_out(source):
+                if isinstance(message, AskModel) and not self.conduct.is_out(source):
+                    out = None if self.resend(source) else self.blame(source, "asked for a model that it had been sent")
+                elif not self.conduct.is_out(source):
                     stranger = self._not_hosted(source, message)
                     if stranger is None:
                         return arrived

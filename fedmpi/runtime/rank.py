@@ -7,15 +7,17 @@ the parties are where they would be had they only dropped out.
 """
 
 import sys
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from fedmpi.config import Config
 from fedmpi.errors import DataError, FedmpiError, ProtocolError
-from fedmpi.log import open_log
+from fedmpi.log import log, open_log
 from fedmpi.runtime import build, checkpoint, floor
 from fedmpi.runtime.client import SERVER, Client, Spent
+from fedmpi.runtime.mirror import Mirror
 from fedmpi.runtime.placement import named
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.secagg.party import Identity
@@ -23,7 +25,7 @@ from fedmpi.secagg.pki import read_identity, read_public
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.control import NOT_HEARD_OF, Adopt, Adopted, Nonces, Release
 from fedmpi.wire.message import Message, speakers
-from fedmpi.wire.messages import Checkpoint, Replay, Setup, Stop
+from fedmpi.wire.messages import AskModel, Checkpoint, Delta, Evaluate, Model, Replay, Setup, Stop, Train
 from fedmpi.wire.phases import Phase
 
 
@@ -50,6 +52,7 @@ def run_client(endpoint: Endpoint, own: Config) -> int:
             return Client(endpoint, orders, parties, identities, algorithm, mechanism, spent)
 
         client = make(first.parties)
+        mirror = Mirror(client.algorithm, client.mechanism)
         client.look_back(orders.resume_round)
     client.say_ready()
     if orders.config.run.resume:
@@ -57,7 +60,7 @@ def run_client(endpoint: Endpoint, own: Config) -> int:
         if isinstance(settled, Stop):
             return 0
         client.go_on(settled)
-    return Rank(endpoint, client, make).serve()
+    return Rank(endpoint, client, mirror, make).serve()
 
 
 def next_message(endpoint: Endpoint) -> Message:
@@ -76,9 +79,12 @@ def read_identities(config: Config, parties: tuple[int, ...]) -> dict[int, Ident
 
 
 class Rank:
-    def __init__(self, endpoint: Endpoint, home: Client, make: Callable[[tuple[int, ...]], Client]):
+    def __init__(self, endpoint: Endpoint, home: Client, mirror: Mirror, make: Callable[[tuple[int, ...]], Client]):
         """`make`: a client for other parties, with nothing restored."""
-        self._endpoint, self._home, self._make = endpoint, home, make
+        self._endpoint, self._home, self._mirror, self._make = endpoint, home, mirror, make
+        # While it waits for a model that it has asked for: what came meanwhile, and what it asked for it.
+        self._held: deque[Message] = deque()
+        self._asked_for: Message | None = None
         self._clients = [home]
         self._trained: dict[
             int, int
@@ -93,17 +99,41 @@ class Rank:
             Replay: self.replay,
             Release: self.release,
             Checkpoint: self.checkpoint,
+            Delta: self._mirror.follow,
+            Model: self._mirror.replace,
+            Train: self.begin,
+            Evaluate: self.begin,
         }
+        waiting = False
         while True:
-            message = next_message(self._endpoint)
+            message = self._held.popleft() if self._held and not waiting else next_message(self._endpoint)
             if isinstance(message, Stop):
                 return self.stop(message)
+            if waiting and not isinstance(message, Model):
+                self._held.append(message)
+                continue
             handlers.get(type(message), self.pass_on)(message)
+            waiting = self._asked_for is not None and not isinstance(message, Model)
+
+    def begin(self, task: Train | Evaluate) -> None:
+        """A task, if this rank has the model that it is about. If not, and it is not the model of a round that is over, rank 0 is
+        asked for all of it, once."""
+        if self._mirror.is_of(task):
+            self._asked_for = None
+            return self.pass_on(task)
+        if task is self._asked_for and self._mirror.version <= task.version:
+            raise ProtocolError("rank 0 sent another model than the one that it speaks of", phase=task.PHASE)
+        if self._mirror.version > task.version:
+            self._asked_for = None
+            return log.debug("%s of round %d came too late", type(task).__name__, task.round)
+        self._asked_for = task
+        self._held.appendleft(task)
+        self._endpoint.send(SERVER, AskModel(task.round))
 
     def pass_on(self, message: Message) -> None:
         about = speakers(message)[:1]
         whose = next((client for client in self._clients if {*about} & {*client.parties}), self._home)
-        whose.receive(message)
+        whose.receive(message, self._mirror.theta)
 
     def stop(self, message: Stop) -> int:
         if message.code == NOT_HEARD_OF:
@@ -187,9 +217,9 @@ class Rank:
         client = self._arriving
         if client is None:
             return  # it could not be taken over, as rank 0 was told
-        client.check_asked(message, message.theta)
+        client.check_asked(message)
         try:
-            for _ in client.local_work(message):
+            for _ in client.local_work(message, message.theta):
                 pass
         except FedmpiError as error:
             self._arriving = None

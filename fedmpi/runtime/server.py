@@ -27,10 +27,12 @@ from fedmpi.report.savings import hybrid_savings
 from fedmpi.runtime import build, checkpoint, keep, resume, schedule, signals
 from fedmpi.runtime.adoption import Adoption
 from fedmpi.runtime.conduct import Conduct
+from fedmpi.runtime.downloads import Downloads
 from fedmpi.runtime.evaluate import add_reports
 from fedmpi.runtime.gather import Gathering, Outcome
 from fedmpi.runtime.limits import Limits
 from fedmpi.runtime.mailbox import Mailbox
+from fedmpi.runtime.mirror import move
 from fedmpi.runtime.placement import Placement, named
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.runtime.tallies import Tallies
@@ -92,6 +94,8 @@ class Server:
         self.lost_before: list[dict[str, Any]] = []  # ranks, before the run was interrupted
         self.lost: list[str] = []  # what a dropout plan would say of the parties of lost ranks, and of who was late
         self.adoption = Adoption(self.config, mailbox, record.terminal.warn)
+        self.downloads = Downloads(self.config, mailbox.endpoint, algorithm, mechanism, record.terminal.warn)
+        mailbox.resend = lambda rank: self.downloads.resend(rank, self.theta)
         self.theta = algorithm.initial()
         self.references: dict[str, float | None] = dict.fromkeys(algorithm.reference_scores)
         self.scores: dict[str, float | None] = dict.fromkeys(algorithm.scores)
@@ -169,7 +173,7 @@ class Server:
             outcome = self.aggregate(round, cohort)
             if outcome.sum is not None:
                 self.releases.note(Stepped(round, outcome.sum.survivors, outcome.coordinates))
-                self.step(outcome.sum, drawn)
+                self.step(round, outcome.sum, drawn)
             else:
                 self.releases.note(Failed(round))
             row |= self.figures(round, outcome)
@@ -220,7 +224,8 @@ class Server:
         )
 
     def send_model(self, kind: type[Train] | type[Evaluate], round: int, parties, fillers=()) -> None:
-        """theta to every rank that hosts one of `parties`, once per rank; fillers do not need it. Who is benched is not told."""
+        """What it lacks of theta to every rank that hosts one of `parties`, and what to do with it; fillers do not need it. Who is benched is
+        not told."""
         with self.watch("send model"):
             self.record.first_message()
             asked = {*parties, *fillers}
@@ -230,9 +235,11 @@ class Server:
             parties, fillers = (self.reachable(group) for group in (parties, fillers))
             if kind is Evaluate:
                 self.told = {party: self.mailbox.placement.rank_of(party) for party in parties}
-            self.mailbox.to_hosts(parties, lambda hosted: kind(round, alone(hosted), hosted, *sizes, self.theta))
-            model = digest(self.theta) if fillers else b""
-            self.mailbox.to_hosts(fillers, lambda hosted: Fill(round, alone(hosted), hosted, *sizes, model))
+            for rank, hosted in self.mailbox.placement.by_block(parties):
+                self.downloads.bring(rank, hosted, self.theta)
+            told = *sizes, self.downloads.version, digest(self.theta)
+            self.mailbox.to_hosts(parties, lambda hosted: kind(round, alone(hosted), hosted, *told))
+            self.mailbox.to_hosts(fillers, lambda hosted: Fill(round, alone(hosted), hosted, *told))
 
     def reachable(self, parties: Iterable[int]) -> tuple[int, ...]:
         """Who of an announced cohort is told of it. The others count in its size, as those that a dropout plan has vanish."""
@@ -257,7 +264,7 @@ class Server:
             )
             return gathering.run(session, round, cohort, self.clear)
 
-    def step(self, found: Sum, drawn: tuple[int, ...]) -> None:
+    def step(self, round: int, found: Sum, drawn: tuple[int, ...]) -> None:
         """Move the model by server_lr * sum / expected size of a cohort. The divisor is fixed, because the proof bounds the sum, and
         not a mean over whoever survived."""
         with self.watch("step"):
@@ -267,11 +274,9 @@ class Server:
                 "survivors": max(1, len(set(found.survivors) & set(drawn))),
                 "none": 1,
             }[settings.denominator]
-            total = self.mechanism.encoding.decode(found.total)
-            support = None
-            if len(total) < self.algorithm.dimension:
-                support = self.algorithm.public_support(self.theta) if found.support is None else found.support
-            self.theta = self.algorithm.step(self.theta, total, settings.server_lr / by, support)
+            sum_and_rate = found.total, settings.server_lr / by, found.support
+            self.theta = move(self.algorithm, self.mechanism, self.theta, *sum_and_rate)
+            self.downloads.stepped(round, *sum_and_rate)
 
     def figures(self, round: int, outcome: Outcome) -> dict[str, float | str | None]:
         """What the round's row says of it, and the warnings. Parties' figures in party order, and of the survivors only: whether
@@ -392,6 +397,7 @@ class Server:
         """Go on from a checkpoint; returns what else it holds: of who broke the rules."""
         arrays, state = checkpoint.load_server(self.config, round, self.orders.mark)
         self.theta = arrays.pop("theta")
+        self.downloads.go_on(round)
         self.tallies.restore(arrays.pop("ledger"), state["tally"])
         self.algorithm.load_server_state({name.partition(".")[2]: value for name, value in arrays.items()})
         self.dropouts.update(state["dropouts"])

@@ -56,6 +56,17 @@ class Ledger:
         else:
             self._add((*key, single), 0, 0, 0, sum(size for _, size in shares), FRAMING * len(shares))
 
+    def charge(self, message: Message, peer: int, parties: Iterable[int], payload: int) -> None:
+        """What `message`, or more than one of its kind, would have been to each of these parties of rank `peer` on a link of its own:
+        nothing leaves by this."""
+        key = message.round, int(message.purpose), PHASES.index(message.PHASE), message.TYPE, 0, peer
+        if self.detailed:
+            for party in parties:
+                self._add((*key, party), 0, 0, 0, payload, FRAMING)
+        else:
+            number = len(list(parties))
+            self._add((*key, NOBODY), 0, 0, 0, number * payload, number * FRAMING)
+
     def table(self) -> NDArray[np.int64]:
         """All rows, keys then counts, in a fixed order."""
         rows = np.concatenate([*map(_unpack, self._packed), _array(self._rows)])

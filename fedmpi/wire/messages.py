@@ -1,7 +1,7 @@
 """The messages of a round and of an evaluation, in the order in which they are sent; and, by import, those of `wire.control`.
 
-Train carries this round's shared weights to every rank that hosts a party drawn for it, once a rank. Every such party answers with
-its encoded update and, where metrics are allowed to leave, with a report.
+A rank that hosts a party drawn for a round gets what it lacks of the model, and Train. Every such party answers with its encoded
+update and, where metrics are allowed to leave, with a report.
 """
 
 import struct
@@ -22,12 +22,15 @@ from fedmpi.wire.phases import Phase
 __all__ = [
     "MESSAGES",
     "Tally",
+    "AskModel",
     "Checkpoint",
+    "Delta",
     "EvalReport",
     "Evaluate",
     "Fill",
     "GoOn",
     "Message",
+    "Model",
     "Nonces",
     "PlainInput",
     "PlainRows",
@@ -51,81 +54,173 @@ def _no_ints() -> Ints:
     return np.empty(0, np.int64)
 
 
-@dataclass(frozen=True)
-class Fill(Message):
-    """Rank 0 to a rank: these parties were not drawn; they fill up a small cohort with noise alone."""
+def _no_floats() -> NDArray[np.float32]:
+    return np.empty(0, np.float32)
 
-    TYPE = 14
+
+def _read_floats(reader: Reader, what: str) -> NDArray[np.float32]:
+    rest = reader.rest()
+    if len(rest) % 4:
+        raise WireError(f"{what}: {len(rest)} bytes are not a whole number of float32")
+    return np.frombuffer(rest, "<f4")
+
+
+# ---- the model ---------------------------------------------------------------------------------------------------------
+# A model has a version: the round whose step made it; 0 is the one that every rank draws for itself before the first. What a rank
+# lacks comes before what it is asked to do with it: Deltas, one after the other, or all of it.
+
+
+@dataclass(frozen=True)
+class _Download(Message):
+    """To a rank, and through it to its parties. What each of them would have needed on a link of its own is known to who sends
+    it, and charged by the ledger apart (`Ledger.charge`): a party may have missed what its rank has."""
+
     PHASE = Phase.MODEL
-    LAYOUT: ClassVar = struct.Struct("<II")
-    MODEL: ClassVar[int] = 32
+
+    def shares(self) -> Iterable[tuple[int, int]]:
+        return []
+
+
+@dataclass(frozen=True)
+class Model(_Download):
+    """Rank 0 to a rank: the shared vector, and what the server's steps keep between them. `round`: its version."""
+
+    TYPE = 31
+    theta: NDArray[np.float32] = field(default_factory=_no_floats)
+    state: bytes = b""  # `wire.arrays`, empty where steps keep nothing
+
+    def buffers(self) -> list[Buffer]:
+        return [COUNT.pack(len(self.state)), self.state, array_bytes(self.theta, "<f4")]
+
+    @staticmethod
+    def wire_size(dimension: int, state_bytes: int = 0) -> int:
+        return COUNT.size + state_bytes + 4 * dimension
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        state = bytes(reader.take(reader.count()))
+        return _read_floats(reader, cls.__name__), state
+
+
+@dataclass(frozen=True)
+class Delta(_Download):
+    """Rank 0 to a rank that has version `base`: the sum by which the server's step made the model of `round` from it."""
+
+    TYPE = 32
+    LAYOUT: ClassVar = struct.Struct("<IdIBI")
+    base: int = 0
+    rate: float = 0.0  # that the step was made with
+    count: int = 0  # values
+    scattered: bool = False  # `support` is where the sum of all coordinates is not zero, and not what the step is about
+    support: bytes = b""  # coded by wire.support; empty where it follows from the model, or is everything
+    values: bytes = b""  # coded by wire.sums
+
+    def buffers(self) -> list[Buffer]:
+        head = self.LAYOUT.pack(self.base, self.rate, self.count, self.scattered, len(self.support))
+        return [head, self.support, self.values]
+
+    @classmethod
+    def wire_size(cls, support_bytes: int, value_bytes: int) -> int:
+        return cls.LAYOUT.size + support_bytes + value_bytes
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        base, rate, count, scattered, size = reader.fields(cls.LAYOUT)
+        if scattered > 1:
+            raise WireError(f"Delta: a flag of {scattered}")
+        support = bytes(reader.take(size))
+        return base, rate, count, bool(scattered), support, bytes(reader.rest())
+
+
+@dataclass(frozen=True)
+class AskModel(_Download):
+    """A rank to rank 0: what it has made of the deltas is not the model that it was told of; send all of it."""
+
+    TYPE = 33
+
+    @staticmethod
+    def wire_size() -> int:
+        return 0
+
+
+# ---- what to do with it ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Task(Message):
+    """Rank 0 to a rank: something for these of its parties to do with the model of this version and digest."""
+
+    LAYOUT: ClassVar = struct.Struct("<III")
+    DIGEST: ClassVar[int] = 32
     parties: tuple[int, ...] = ()
     cohort: int = 0  # n_t, DSU (13): the size of the whole cohort
     hidden: int = 0  # how many of them go through secure aggregation
-    model: bytes = bytes(MODEL)  # digest of theta, which a filler does not need but must have been told like everybody
+    version: int = 0
+    model: bytes = bytes(DIGEST)  # digest of theta
 
     def buffers(self) -> list[Buffer]:
-        return [pack_parties(self.parties), self.LAYOUT.pack(self.cohort, self.hidden), self.model]
+        return [pack_parties(self.parties), self.LAYOUT.pack(self.cohort, self.hidden, self.version), self.model]
 
     def shares(self) -> Iterable[tuple[int, int]]:
         return [(party, self.wire_size(1)) for party in self.parties]
 
     @classmethod
     def wire_size(cls, parties: int) -> int:
-        return COUNT.size + 4 * parties + cls.LAYOUT.size + cls.MODEL
+        return COUNT.size + 4 * parties + cls.LAYOUT.size + cls.DIGEST
 
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
-        return read_parties(reader), *reader.fields(cls.LAYOUT), bytes(reader.take(cls.MODEL))
+        return read_parties(reader), *reader.fields(cls.LAYOUT), bytes(reader.take(cls.DIGEST))
 
 
 @dataclass(frozen=True)
-class _Model(Message):
-    """The shared vector for some parties of one rank."""
+class Fill(_Task):
+    """These parties were not drawn; they fill up a small cohort with noise alone. They do not need the model, but must have been told
+    of it like everybody."""
 
-    LAYOUT: ClassVar = struct.Struct("<II")
-    parties: tuple[int, ...] = ()
-    cohort: int = 0  # as in Fill
-    hidden: int = 0
-    theta: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
-
-    def buffers(self) -> list[Buffer]:
-        head = [pack_parties(self.parties), self.LAYOUT.pack(self.cohort, self.hidden)]
-        return [*head, array_bytes(self.theta, "<f4")]
-
-    def shares(self) -> Iterable[tuple[int, int]]:
-        size = self.wire_size(len(self.theta), 1)
-        return [(party, size) for party in self.parties]
-
-    @classmethod
-    def wire_size(cls, dimension: int, parties: int) -> int:
-        return COUNT.size + 4 * parties + cls.LAYOUT.size + 4 * dimension
-
-    @classmethod
-    def parse(cls, reader: Reader) -> tuple[Any, ...]:
-        parties, sizes, rest = read_parties(reader), reader.fields(cls.LAYOUT), reader.rest()
-        if len(rest) % 4:
-            raise WireError(f"{cls.__name__}: {len(rest)} bytes are not a whole number of float32")
-        return parties, *sizes, np.frombuffer(rest, "<f4")
+    TYPE = 14
+    PHASE = Phase.MODEL
 
 
 @dataclass(frozen=True)
-class Train(_Model):
-    """Rank 0 to a rank: train these parties from theta."""
+class Train(_Task):
+    """Train these parties from it."""
 
     TYPE = 3
     PHASE = Phase.MODEL
 
 
 @dataclass(frozen=True)
-class Replay(_Model):
-    """Rank 0 to a rank that takes parties over: do their local work of this round once more. None of it leaves."""
+class Evaluate(_Task):
+    """Test it on these parties, each as its method has it; round 0: measure the references."""
+
+    TYPE = 6
+    PHASE = Phase.EVALUATION
+
+
+@dataclass(frozen=True)
+class Replay(Message):
+    """Rank 0 to a rank that takes parties over: do their local work of this round once more, from the model of that time. None of it
+    leaves."""
 
     TYPE = 19
     PHASE = Phase.BOOKKEEPING
+    parties: tuple[int, ...] = ()
+    theta: NDArray[np.float32] = field(default_factory=_no_floats)
+
+    def buffers(self) -> list[Buffer]:
+        return [pack_parties(self.parties), array_bytes(self.theta, "<f4")]
 
     def shares(self) -> Iterable[tuple[int, int]]:
         return []  # it is for the ranks' sake
+
+    @staticmethod
+    def wire_size(dimension: int, parties: int) -> int:
+        return COUNT.size + 4 * parties + 4 * dimension
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        return read_parties(reader), _read_floats(reader, cls.__name__)
 
 
 @dataclass(frozen=True)
@@ -261,14 +356,6 @@ class TrainReport(_Report):
 
 
 @dataclass(frozen=True)
-class Evaluate(_Model):
-    """Rank 0 to a rank: test theta on these parties, each as its method has it; round 0: measure the references."""
-
-    TYPE = 6
-    PHASE = Phase.EVALUATION
-
-
-@dataclass(frozen=True)
 class EvalReport(_Report):
     """Test figures; in round 0 those of the references. Like TrainReport, a release that no epsilon covers."""
 
@@ -276,4 +363,5 @@ class EvalReport(_Report):
     PHASE = Phase.EVALUATION
 
 
-register(Fill, Train, Replay, SupportProposal, SupportUnion, PlainInput, PlainRows, TrainReport, Evaluate, EvalReport)
+register(Model, Delta, AskModel, Fill, Train, Evaluate, Replay)
+register(SupportProposal, SupportUnion, PlainInput, PlainRows, TrainReport, EvalReport)

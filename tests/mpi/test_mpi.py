@@ -11,7 +11,7 @@ import pytest
 from fedmpi.transport.endpoint import FrameError
 from fedmpi.transport.mpi import MpiEndpoint, insist, library
 from fedmpi.wire.frame import FRAMING
-from fedmpi.wire.messages import PlainInput, Stop, Train
+from fedmpi.wire.messages import Model, PlainInput, Stop
 
 pytestmark = pytest.mark.mpi(min_size=2)
 WAIT = 60  # seconds; a rank that waits longer has lost its peer
@@ -70,11 +70,11 @@ def test_a_model_reaches_every_rank_bit_for_bit():
     theta = np.random.default_rng(0).standard_normal(270_000).astype(np.float32)
     if endpoint.rank == 0:
         for rank in range(1, endpoint.size):
-            endpoint.send(rank, Train(1, rank, (rank,), 1, 0, theta))
+            endpoint.send(rank, Model(1, rank, theta))
         endpoint.flush(WAIT)
     else:
-        _, message = take(endpoint, Train)
-        assert message.theta.tobytes() == theta.tobytes() and message.parties == (endpoint.rank,)
+        _, message = take(endpoint, Model)
+        assert message.theta.tobytes() == theta.tobytes() and message.party == endpoint.rank
     everybody(endpoint)
 
 

@@ -1,0 +1,178 @@
+"""A sum of integer updates in close to the bits that it holds: each value is coded by how likely a bell curve makes it.
+
+The sum of a round is mostly noise of a known law, a discrete Gaussian, whose entropy is log2(deviation) + 2.05 bits a coordinate; the
+width in which it cannot wrap is three or more bits wider. Both ends know the number of values. A sum of rows (of a matrix) has as many scales:
+an item's popularity, a column's meaning.
+
+Layout (numbers little-endian)
+    scheme      1 byte
+    packed      scheme 0: lowest value (8), width in bits (1), the values less the lowest (`bits.pack`)
+    coded       scheme 1 (Gaussian) or 2 (Laplace):
+        low     1 byte: so many low bits of each value, which are as good as uniform, are not coded but packed
+        ends    4 + 4 bytes: lowest and highest of what is left of the values
+        width   4 bytes: of a row; 0: one scale for all values
+        scales  one byte, or a byte for each column and then, as a sum by this very code behind its length (4), one for each row. A
+                value's deviation is 2^((scale - 32) / 8), its row's and its column's scales being added up
+        bits    the low bits (`bits.pack`), then 32-bit words of an asymmetric numeral system (Duda 2009), by `constriction`
+
+The encoder writes whichever is smallest. Probabilities are computed in floating point by `constriction`: ends whose mathematical
+libraries differ could read other values. Whoever uses this holds a digest against what comes out, as fedmpi.runtime.mirror does.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmpi.errors import WireError
+from fedmpi.wire.bits import pack, packed_size, unpack
+from fedmpi.wire.frame import COUNT, Buffer, Reader
+
+Ints = NDArray[np.int64]
+
+PACKED, GAUSSIAN, LAPLACE = 0, 1, 2
+PACKED_HEAD = struct.Struct("<BqB")
+CODED_HEAD = struct.Struct("<BBiiI")
+SHARP, STEPS = 32, 8  # the scale of deviation 1, and how many make it twice as large
+BLUNTEST = 255
+WIDEST = 20  # bits of what is coded of a value; more of it would be coding uniform bits
+
+
+def encode_sum(values: Ints, width: int = 0) -> bytes:
+    """`width` of its rows, if it is a sum of rows."""
+    values = np.ascontiguousarray(values, np.int64)
+    found = [_packed(values)]
+    if values.size and values.min() < values.max():
+        found += [_coded(values, rows, scheme) for rows in {0, width} for scheme in (GAUSSIAN, LAPLACE)]
+    return min(found, key=len)
+
+
+def decode_sum(data: Buffer, count: int) -> Ints:
+    """The `count` values; WireError unless `data` holds them."""
+    reader = Reader(data, "sum")
+    scheme = reader.take(1)[0]
+    if scheme == PACKED:
+        lowest, bits = struct.unpack("<qB", reader.take(PACKED_HEAD.size - 1))
+        if bits > 64:
+            raise WireError(f"sum: values of {bits} bits")
+        offsets = unpack(reader.rest(), count, bits) if bits else np.zeros(count, np.uint64)
+        values: Ints = (offsets + np.int64(lowest).astype(np.uint64)).view(np.int64)
+        return values
+    if scheme not in (GAUSSIAN, LAPLACE):
+        raise WireError(f"sum: scheme {scheme}, expected 0, 1 or 2")
+    low, lowest, highest, width = struct.unpack("<BiiI", reader.take(CODED_HEAD.size - 1))
+    if not (low <= 44 and lowest < highest and highest - lowest < 1 << (WIDEST + 2)):
+        raise WireError(f"sum: values from {lowest} to {highest} above {low} bits")
+    if width and (count % width or width > count):
+        raise WireError(f"sum: rows of {width} for {count} values")
+    scales = _read_scales(reader, count, width)
+    tail = unpack(reader.take(packed_size(count, low)), count, low).astype(np.int64) if low else np.int64(0)
+    rest = reader.rest()
+    if len(rest) % 4:
+        raise WireError(f"sum: {len(rest)} bytes are not a whole number of words")
+    coder = _coder(np.frombuffer(rest, "<u4").astype(np.uint32))
+    decoded = coder.decode(_model(scheme, lowest, highest), np.zeros(count), _deviations(scales)).astype(np.int64)
+    if not coder.is_empty():
+        raise WireError("sum: words left over")
+    return (decoded << low) + tail
+
+
+def entropy_bits(deviation: float) -> float:
+    """Of a discrete Gaussian, a coordinate: the least that any code takes on average."""
+    if deviation >= 1:
+        return 0.5 * math.log2(2 * math.pi * math.e * deviation**2)
+    spread = np.arange(-40, 41)
+    weights = np.exp(-np.square(spread) / (2 * max(deviation, 1e-3) ** 2))
+    shares = weights[weights > 0] / weights.sum()
+    return float(-(shares * np.log2(shares)).sum())
+
+
+def expected_size(count: int, deviation: float) -> float:
+    """Bytes of a sum that is noise of this deviation: the entropy, the head and half a word for the last one that is not full."""
+    return CODED_HEAD.size + 1 + count * entropy_bits(deviation) / 8 + 6
+
+
+def _packed(values: Ints) -> bytes:
+    lowest = int(values.min(initial=0)) if values.size else 0
+    offsets = values.view(np.uint64) - np.int64(lowest).astype(np.uint64)
+    bits = int(offsets.max(initial=0)).bit_length()
+    return PACKED_HEAD.pack(PACKED, lowest, bits) + (pack(offsets, bits) if bits else b"")
+
+
+def _coded(values: Ints, width: int, scheme: int) -> bytes:
+    largest = max(int(values.max()), -int(values.min()))
+    low = max(0, largest.bit_length() - WIDEST)
+    high = values >> low
+    lowest, highest = int(high.min()), int(high.max())
+    if lowest == highest:
+        highest += 1
+    head = CODED_HEAD.pack(scheme, low, lowest, highest, width)
+    scales, coded_scales = _choose_scales(high, width)
+    coder = _coder()
+    coder.encode_reverse(
+        high.astype(np.int32), _model(scheme, lowest, highest), np.zeros(len(high)), _deviations(scales)
+    )
+    tail = pack((values & ((1 << low) - 1)).view(np.uint64), low) if low else b""
+    return b"".join((head, coded_scales, tail, np.asarray(coder.get_compressed(), "<u4").tobytes()))
+
+
+def _choose_scales(values: Ints, width: int) -> tuple[Ints, bytes]:
+    """(of each value, as they are written)"""
+    if not width:
+        scale = _scale_of(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+        return np.full(len(values), int(scale)), bytes([int(scale)])
+    matrix = values.reshape(-1, width).astype(np.float64)
+    rows = np.sqrt(np.mean(np.square(matrix), axis=1))
+    # A column's scale is what is typical of it once rows are taken out; both are logarithms, so they add up.
+    relative = np.sqrt(np.mean(np.square(matrix / np.maximum(rows, 1e-9)[:, None]), axis=0))
+    columns = np.clip(np.rint(STEPS * np.log2(np.maximum(relative, 2.0**-8))).astype(np.int64) + SHARP, 0, BLUNTEST)
+    of_rows = _scale_of(rows)
+    coded = encode_sum(of_rows)
+    text = columns.astype(np.uint8).tobytes() + COUNT.pack(len(coded)) + coded
+    return _together(of_rows, columns), text
+
+
+def _read_scales(reader: Reader, count: int, width: int) -> Ints:
+    if not width:
+        return np.full(count, reader.take(1)[0], np.int64)
+    columns = np.frombuffer(reader.take(width), np.uint8).astype(np.int64)
+    rows = decode_sum(reader.take(reader.count()), count // width)
+    if rows.size and not 0 <= rows.min() <= rows.max() <= BLUNTEST:
+        raise WireError("sum: a scale that is none")
+    return _together(rows, columns)
+
+
+def _together(rows: Ints, columns: Ints) -> Ints:
+    return np.clip(rows[:, None] + columns - SHARP, 0, BLUNTEST).reshape(-1)
+
+
+def _scale_of(deviation: NDArray[np.float64] | np.float64) -> Ints:
+    logarithm = np.log2(np.maximum(deviation, 2.0**-8))
+    return np.clip(np.rint(STEPS * logarithm).astype(np.int64) + SHARP, 0, BLUNTEST)
+
+
+def _deviations(scales: Ints) -> NDArray[np.float64]:
+    # One value for each scale, so that equal scales are equal to the last bit whoever raised 2 to that power.
+    table = np.array([2.0 ** (step / STEPS) for step in range(STEPS)])
+    whole, part = np.divmod(scales - SHARP, STEPS)
+    return np.ldexp(table[part], whole)
+
+
+def _coder(words: NDArray[np.uint32] | None = None) -> Any:
+    import constriction  # by those who need it
+
+    try:
+        return constriction.stream.stack.AnsCoder(*([] if words is None or not words.size else [words]))
+    except ValueError as error:
+        raise WireError(f"sum: {error}") from None
+
+
+def _model(scheme: int, lowest: int, highest: int) -> Any:
+    import constriction
+
+    models = constriction.stream.model
+    return (models.QuantizedGaussian if scheme == GAUSSIAN else models.QuantizedLaplace)(lowest, highest)
