@@ -1,6 +1,7 @@
 """python -m fedmpi.main: configuration, then role, then run. Also the `fedmpi` command."""
 
 import faulthandler
+import importlib
 import os
 import sys
 import time
@@ -20,13 +21,14 @@ WITHOUT_PMI = (
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 LAST_WORDS = 10  # seconds that a rank which broke the rules has to end as it should, once the results are written
 QUESTIONS = ("-h", "--help", "--presets", "--version")
+COMMANDS = ("privacy", "cost", "project")  # that need no MPI
 # Who this rank is, by its launcher, before MPI is asked. SLURM's comes last: an mpirun inside a job inherits it.
 RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["privacy"] or any(word in QUESTIONS for word in argv) or _alone(argv):
+    if (argv and argv[0] in COMMANDS) or any(word in QUESTIONS for word in argv) or _alone(argv):
         # Needs no MPI, and starting that takes seconds: every rank knows from its own command line that it is not wanted.
         rank = next((os.environ[name] for name in RANK if name in os.environ), "0")
         return _done(answer(argv)) if rank == "0" else 0
@@ -146,8 +148,8 @@ def answer(argv: list[str]) -> int:
     """What a question asks for, on stdout; whoever reads may have enough before the end, as `head` has."""
     code = 0
     try:
-        if argv[0] == "privacy":
-            code = _recount(argv[1:])
+        if argv[0] in COMMANDS:
+            code = _command(*argv)
         elif argv[0] == "attack":
             code = _attack_alone(argv[1:])
         elif "--version" in argv:
@@ -160,11 +162,10 @@ def answer(argv: list[str]) -> int:
     return code
 
 
-def _recount(argv: list[str]) -> int:
-    from fedmpi.report.privacy import main as recount
-
+def _command(name: str, *argv: str) -> int:
+    home = {"privacy": "fedmpi.report.privacy", "cost": "fedmpi.bill.command", "project": "fedmpi.bill.project"}[name]
     try:
-        return recount(argv)
+        return importlib.import_module(home).main(list(argv))
     except FedmpiError as error:
         return _fail(str(error))
     except SystemExit as stop:  # of --help, or of a wrong option
