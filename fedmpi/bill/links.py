@@ -63,7 +63,7 @@ class Link:
         """The assumptions, in a line."""
         return (
             f"link {self.name}: {_rate(self.up)} up, {_rate(self.down)} down, {1000 * self.latency:g} ms one way, jitter "
-            f"{1000 * self.jitter:g} ms, device {self.device:g} times as slow as here (assumed)"
+            f"{1000 * self.jitter:g} ms, a device that computes {self.device:g} times as long as here (assumed)"
         )
 
 
