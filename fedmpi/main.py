@@ -86,6 +86,7 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
     job.note("out", str(out))
     try:
         run_server(endpoint, *start)
+        _project(start.record)
         job.note("done", str(out / "summary.json"))
     except signals.Ended as ended:
         signals.ignore()
@@ -98,6 +99,17 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
         start.record.close()
     endpoint.leave(LAST_WORDS)
     return 0
+
+
+def _project(record) -> None:
+    """Onto the network that --link names. The results are on the disk by now: a run does not fail for this."""
+    if record.config.run.link:
+        from fedmpi.bill.project import beside
+
+        try:
+            record.terminal.say(beside(record.out, record.config.run.link))
+        except FedmpiError as error:
+            record.terminal.warn(f"not projected: {error}")
 
 
 def host(endpoint, argv: list[str]) -> int:

@@ -7,8 +7,9 @@ import pytest
 
 from fedmpi.bill import laws
 from fedmpi.bill.links import PROFILES, Link
-from fedmpi.bill.project import WORK, Run, project
+from fedmpi.bill.project import WORK, Run, beside, project
 from fedmpi.bill.shape import Setting
+from fedmpi.errors import ConfigError
 from fedmpi.main import main
 from fedmpi.transport import ledger
 
@@ -118,6 +119,35 @@ def test_the_command_says_projected_beside_measured(make_config, run_in_memory, 
     for row in rows:
         assert row["training_seconds"] == pytest.approx(sum(phase["seconds"] for phase in row["phases"].values()))
         assert row["projected_seconds"] > 8 * PROFILES["4g"].latency
+
+
+def test_a_run_with_a_link_has_projected_beside_measured_in_rows_and_summary(make_config, run_in_memory):
+    config = make_config(SECURE)
+    summary = run_in_memory(config, 3)
+    text = beside(config.out, "wifi")
+    assert "link wifi" in text and "local work" in text
+    rows = [json.loads(line) for line in (config.out / "rounds.jsonl").read_text().splitlines()]
+    assert [row["round"] for row in rows] == [1, 2, 3]
+    assert all(row["projected_seconds"] > 0 and row["seconds"] > 0 and "epsilon_kind" in row for row in rows)
+    after = json.loads((config.out / "summary.json").read_text())
+    said = after.pop("projected")
+    assert after == json.loads(json.dumps(summary)), "nothing else has changed"
+    assert said["link"]["name"] == "wifi" and said["link"]["latency"] == PROFILES["wifi"].latency
+    assert said["projected_seconds"] == pytest.approx(sum(row["projected_seconds"] for row in rows), abs=2e-3)
+    again = beside(config.out, "lan")
+    assert (
+        "link lan" in again
+        and json.loads((config.out / "summary.json").read_text())["projected"]["link"]["name"] == "lan"
+    )
+
+
+def test_a_link_that_is_none_is_refused_before_a_run_has_a_folder(tmp_path):
+    from fedmpi.runtime.start import prepare_run
+
+    out = tmp_path / "run"
+    with pytest.raises(ConfigError, match="link = 5g: must be one of lan, wifi, 4g, satellite"):
+        prepare_run(["--link", "5g", "--out", str(out)], 3, "none")
+    assert not out.exists()
 
 
 def test_a_folder_that_is_no_finished_run_is_refused_in_one_line(tmp_path, capsys):

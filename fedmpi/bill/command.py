@@ -105,7 +105,8 @@ def text_of(config: Config, bill: laws.Bill, link: Link | None) -> str:
         of_it = bill.lines(purpose)
         seconds = _second(_whole(link, bill, purpose)) if link else ""
         number = laws.trips(of_it)
-        trips = f"   {number} trip{'' if number == 1 else 's'}" if of_it else "   none: metrics stay home"
+        why = "metrics stay home" if purpose is Purpose.TEST else f"{config.run.method} shares nothing"
+        trips = f"   {number} trip{'' if number == 1 else 's'}" if of_it else f"   none: {why}"
         lines.append(f"  {name:<18}{_cells(of_it)}{seconds}{trips}")
     return "\n".join([*lines, *(f"  {note}" for note in bill.notes)])
 

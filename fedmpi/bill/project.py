@@ -19,7 +19,7 @@ import json
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from fedmpi.bill.laws import DOWN, UP, ways
 from fedmpi.bill.links import Link, find
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError
-from fedmpi.files import write_json
+from fedmpi.files import write_json, write_text
 from fedmpi.runtime.build import load_config
 from fedmpi.wire.frame import FRAMING, NOBODY
 from fedmpi.wire.phases import Cost, Phase
@@ -70,7 +70,7 @@ class Run:
         self.folder = folder
         self.summary: dict[str, Any] = self._json("summary.json")
         self.config: Config = load_config(folder)
-        self.measured = {row["round"]: row["seconds"] for row in self._rows("rounds.jsonl")}
+        self.measured = {row["round"]: row["seconds"] for row in self.rows()}
         self.training: dict[int, Session] = defaultdict(Session)
         self.tests: dict[int, Session] = defaultdict(Session)
         self._read_messages()
@@ -90,12 +90,12 @@ class Run:
         except ValueError:
             raise ConfigError(f"{self.folder / name}: not JSON; is it the folder of a finished run?") from None
 
-    def _rows(self, name: str) -> Iterator[dict[str, Any]]:
-        for line in self._text(name).splitlines():
-            try:
-                yield json.loads(line)
-            except ValueError:
-                raise ConfigError(f"{self.folder / name}: a line that is not JSON") from None
+    def rows(self) -> list[dict[str, Any]]:
+        """A round each."""
+        try:
+            return [json.loads(line) for line in self._text("rounds.jsonl").splitlines()]
+        except ValueError:
+            raise ConfigError(f"{self.folder / 'rounds.jsonl'}: a line that is not JSON") from None
 
     def _table(self, name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(self._text(name).splitlines()))
@@ -230,6 +230,23 @@ def project(run: Run, link: Link) -> Iterator[dict[str, Any]]:
             "late": sum(waited.late for waited in phases),
             "phases": phases,
         }
+
+
+def beside(folder: Path, name: str) -> str:
+    """What `fedmpi project` says of a run that has just ended. Its rows and its summary say it too, beside what was measured."""
+    link, run = find(name), Run(folder)
+    rows = list(project(run, link))
+    told = {row["round"]: {"projected_seconds": round(row["projected_seconds"], 3)} for row in rows}
+    lines = (json.dumps(row | told.get(row["round"], {})) for row in run.rows())
+    write_text(folder / "rounds.jsonl", "".join(f"{line}\n" for line in lines))
+    by_phase: dict[str, float] = defaultdict(float)
+    for row in rows:
+        for waited in row["phases"]:
+            by_phase[waited.phase] += waited.seconds
+    totals = {name: sum(row[name] for row in rows) for name in ("projected_seconds", "measured_seconds", "late")}
+    said = {"link": asdict(link), **totals, "training_seconds_by_phase": dict(by_phase)}
+    write_json(folder / "summary.json", run.summary | {"projected": said})
+    return text_of(run, link, rows)
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
