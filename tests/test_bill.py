@@ -11,6 +11,7 @@ from fedmpi.bill.links import PROFILES, Link, find
 from fedmpi.bill.shape import Setting
 from fedmpi.errors import ConfigError
 from fedmpi.main import main
+from fedmpi.secagg import pki
 from fedmpi.wire.frame import FRAMING
 
 IMAGES = "--parties 6 --rounds 3 --eval-every 2"
@@ -26,6 +27,7 @@ SETTINGS = [
     f"{IMAGES} --support shared --aggregation secure",
     f"{IMAGES} --support union --aggregation secure",
     f"{IMAGES} --support shared --aggregation secure --metrics securesum",
+    f"{IMAGES} --support shared --aggregation secure --metrics securesum --pki PKI",
     f"{IMAGES} --support dense --aggregation hybrid --clear-parties 0,3",
     f"{IMAGES} --support dense --method centaur --parties 70 --samples-per-party 10 --classes-per-party 2 --rounds 2 "
     "--aggregation secure --graph regular",
@@ -62,8 +64,10 @@ def union_of(config):
 
 
 @pytest.mark.parametrize("flags", SETTINGS)
-def test_the_law_is_the_ledger(flags, make_config, run_in_memory):
-    config = make_config(flags)
+def test_the_law_is_the_ledger(flags, make_config, run_in_memory, tmp_path):
+    if "PKI" in flags:
+        pki.make(tmp_path / "pki.json", 6)
+    config = make_config(flags.replace("PKI", str(tmp_path / "pki.json")))
     run_in_memory(config, 3)
     bill = laws.price(Setting(config), config.run.parties, union_of(config))
     rounds = {False: config.run.rounds, True: (config.run.rounds + 1) // 2}
