@@ -207,6 +207,15 @@ def test_the_command_prints_a_table_for_each_number_of_parties(capsys, tmp_path)
     assert all(row["transfer_seconds"] > 0 for row in totals)
 
 
+def test_a_phase_that_outlasts_its_deadline_is_said(capsys, tmp_path):
+    slow = tmp_path / "slow.yaml"
+    slow.write_text("up: 100\ndown: 1e6\nlatency: 0.5\n")
+    assert main(["cost", "--preset", "demo-recsys", "--link", str(slow)]) == 0
+    assert (
+        "MaskedInput is not over when its deadline is (60 s): raise --phase-deadline above" in capsys.readouterr().out
+    )
+
+
 @pytest.mark.parametrize(
     "flags, wrong",
     [

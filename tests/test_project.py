@@ -12,6 +12,7 @@ from fedmpi.bill.shape import Setting
 from fedmpi.errors import ConfigError
 from fedmpi.main import main
 from fedmpi.transport import ledger
+from fedmpi.wire.phases import Phase
 
 SECURE = "--parties 6 --rounds 3 --eval-every 2 --aggregation secure"
 STILL = Link("still", up=1e12, down=1e12, latency=0.0, device=0.0)
@@ -52,7 +53,7 @@ def test_every_way_costs_its_latency_and_every_byte_its_time(flags, make_config,
         ]
         if up and name != "report":
             assert waited.up == max(up)
-            assert waited.seconds == pytest.approx(min(waited.up, config.aggregation.phase_deadline))
+            assert waited.seconds == pytest.approx(min(waited.up, laws.deadline(config, Phase(name))))
 
 
 def test_the_slowest_party_s_cpu_decides_and_the_device_multiplies_it(make_config, run_in_memory):

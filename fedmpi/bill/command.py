@@ -21,6 +21,7 @@ what a device computes shows in a run (fedmpi project RUN --link NAME). A trip i
 """
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,19 @@ def text_of(config: Config, bill: laws.Bill, link: Link | None) -> str:
         why = "metrics stay home" if purpose is Purpose.TEST else f"{config.run.method} shares nothing"
         trips = f"   {number} trip{'' if number == 1 else 's'}" if of_it else f"   none: {why}"
         lines.append(f"  {name:<18}{_cells(of_it)}{seconds}{trips}")
-    return "\n".join([*lines, *(f"  {note}" for note in bill.notes)])
+    return "\n".join([*lines, *(f"  {note}" for note in (*bill.notes, *_late(config, bill, link)))])
+
+
+def _late(config: Config, bill: laws.Bill, link: Link | None) -> Iterator[str]:
+    """Phases that rank 0 would end before they are over: a round then has nobody left."""
+    if link is None:
+        return
+    for phase in laws.phases(bill.training):
+        number = laws.ways((line.phase, line.direction) for line in bill.training if line.phase is phase)
+        took, limit = _seconds(link, bill, phase, number), laws.deadline(config, phase)
+        if took > limit:
+            option = "--phase-deadline" if phase in laws.LATER else "--round-deadline"
+            yield f"{phase} is not over when its deadline is ({limit:g} s): raise {option} above {took:.0f}"
 
 
 def _cells(lines: list[laws.Line] | tuple[laws.Line, ...]) -> str:

@@ -258,6 +258,16 @@ def _notes(config: Config, mechanism: Mechanism, union: int | None) -> Iterator[
         yield "without noise only the range of a sum is known: its size is a bound"
 
 
+# ---- how long rank 0 waits ----
+
+LATER = (Phase.SHARE_KEYS, Phase.MASKED_INPUT, Phase.CONSISTENCY_CHECK, Phase.UNMASK)
+
+
+def deadline(config: Config, phase: Phase) -> float:
+    """Seconds after which rank 0 goes on without who is late. Up to its first answer a party has the time for its local work."""
+    return config.aggregation.phase_deadline if phase in LATER else config.run.round_deadline
+
+
 # ---- sums of lines ----
 
 

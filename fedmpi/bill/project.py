@@ -7,7 +7,7 @@ Beside the projection stands what the round took here (rounds.jsonl, a test in i
   fedmpi project runs/demo-dp-pfeddsu-s0 --link my-network.yaml --json projected.json
 
 Of each phase: latency on every way, bytes over bandwidth, CPU times the device's factor; the slowest party decides, jitter is that of the
-slowest of n in the median, and a deadline (--phase-deadline, for local work --round-deadline) ends a phase without who is late. Phases
+slowest of n in the median, and a deadline (--phase-deadline, up to a party's first answer --round-deadline) ends a phase without who is late. Phases
 follow each other, so that a party which is slow at one and quick at the next is waited for twice where it could have caught up. CPU
 seconds are a party's over the run, shared equally among its rounds; of an evaluation none are known by party, so that is transfer alone.
 Where a run kept parties' figures home their CPU is the mean over all.
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmpi.bill.command import size
-from fedmpi.bill.laws import DOWN, UP, ways
+from fedmpi.bill.laws import DOWN, UP, deadline, ways
 from fedmpi.bill.links import Link, find
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError
@@ -186,7 +186,7 @@ class Run:
         return not (phase is Phase.UPDATE and Phase.MASKED_INPUT in session.loads)
 
     def _phase(self, session: Session, phase: Phase, link: Link) -> Waited:
-        loads, limit = session.loads[phase], self.config.aggregation.phase_deadline
+        loads, limit = session.loads[phase], deadline(self.config, phase)
         pairs = [(phase, UP)] * any(up for up, _ in loads.values()) + [(phase, DOWN)] * any(
             d for _, d in loads.values()
         )
