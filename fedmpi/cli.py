@@ -73,7 +73,7 @@ def _signed(config: Config) -> Config:
 
 # What may differ when a run is resumed: where it computes and is kept, not what is computed.
 MAY_CHANGE = {
-    "run": ("out", "resume", "checkpoint_every", "keep_parties", "round_deadline"),
+    "run": ("out", "resume", "checkpoint_every", "keep_parties", "round_deadline", "link"),
     "data": ("data_dir", "cache_dir"),
 }
 

@@ -83,6 +83,9 @@ class Run:
     """seconds after which a rank that is not heard of is lost; each says once a second that it is there"""
     log: str | None = None
     """folder for a file per rank: when it did what, and what it waited for"""
+    link: str = ""
+    """a network that rounds are projected onto at the end, beside what they took: lan, wifi, 4g, satellite, or a file (fedmpi
+    project --help)"""
 
 
 @dataclass(frozen=True)
@@ -266,7 +269,17 @@ LAYERS: dict[str, Any] = typing.get_type_hints(Config)
 # Each rank's own affair: where it keeps and finds things, what it computes with, and how long rank 0 waits. None of it changes
 # what is computed or what protects it, so ranks need not agree.
 OWN = {
-    "run": ("preset", "out", "resume", "checkpoint_every", "keep_parties", "round_deadline", "rank_deadline", "log"),
+    "run": (
+        "preset",
+        "out",
+        "resume",
+        "checkpoint_every",
+        "keep_parties",
+        "round_deadline",
+        "rank_deadline",
+        "log",
+        "link",
+    ),
     "data": ("data_dir", "cache_dir"),
     "aggregation": ("pki", "download", "phase_deadline"),
     "machine": ("device", "threads"),

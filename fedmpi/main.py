@@ -1,6 +1,7 @@
 """python -m fedmpi.main: configuration, then role, then run. Also the `fedmpi` command."""
 
 import faulthandler
+import importlib
 import os
 import sys
 import time
@@ -20,13 +21,14 @@ WITHOUT_PMI = (
 WRONG_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 LAST_WORDS = 10  # seconds that a rank which broke the rules has to end as it should, once the results are written
 QUESTIONS = ("-h", "--help", "--presets", "--version")
+COMMANDS = ("privacy", "cost", "project")  # that need no MPI
 # Who this rank is, by its launcher, before MPI is asked. SLURM's comes last: an mpirun inside a job inherits it.
 RANK = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["privacy"] or any(word in QUESTIONS for word in argv) or _alone(argv):
+    if (argv and argv[0] in COMMANDS) or any(word in QUESTIONS for word in argv) or _alone(argv):
         # Needs no MPI, and starting that takes seconds: every rank knows from its own command line that it is not wanted.
         rank = next((os.environ[name] for name in RANK if name in os.environ), "0")
         return _done(answer(argv)) if rank == "0" else 0
@@ -84,6 +86,7 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
     job.note("out", str(out))
     try:
         run_server(endpoint, *start)
+        _project(start.record)
         job.note("done", str(out / "summary.json"))
     except signals.Ended as ended:
         signals.ignore()
@@ -96,6 +99,17 @@ def serve(endpoint, argv: list[str], transport: str) -> int:
         start.record.close()
     endpoint.leave(LAST_WORDS)
     return 0
+
+
+def _project(record) -> None:
+    """Onto the network that --link names. The results are on the disk by now: a run does not fail for this."""
+    if record.config.run.link:
+        from fedmpi.bill.project import beside
+
+        try:
+            record.terminal.say(beside(record.out, record.config.run.link))
+        except FedmpiError as error:
+            record.terminal.warn(f"not projected: {error}")
 
 
 def host(endpoint, argv: list[str]) -> int:
@@ -146,8 +160,8 @@ def answer(argv: list[str]) -> int:
     """What a question asks for, on stdout; whoever reads may have enough before the end, as `head` has."""
     code = 0
     try:
-        if argv[0] == "privacy":
-            code = _recount(argv[1:])
+        if argv[0] in COMMANDS:
+            code = _command(*argv)
         elif argv[0] == "attack":
             code = _attack_alone(argv[1:])
         elif "--version" in argv:
@@ -160,11 +174,10 @@ def answer(argv: list[str]) -> int:
     return code
 
 
-def _recount(argv: list[str]) -> int:
-    from fedmpi.report.privacy import main as recount
-
+def _command(name: str, *argv: str) -> int:
+    home = {"privacy": "fedmpi.report.privacy", "cost": "fedmpi.bill.command", "project": "fedmpi.bill.project"}[name]
     try:
-        return recount(argv)
+        return importlib.import_module(home).main(list(argv))
     except FedmpiError as error:
         return _fail(str(error))
     except SystemExit as stop:  # of --help, or of a wrong option

@@ -27,6 +27,17 @@ ALLOWED = {
     "recsys": {"privacy", "data", "config", "algorithm", "attacks"},  # attacks: a party tries them on itself
     "attacks": set(),
     "report": {"privacy", "config", "transport", "wire"},  # transport, wire: the ledger and the names of its phases
+    "bill": {
+        "aggregation",
+        "algorithm",
+        "cli",
+        "config",
+        "data",  # how large an image is, and how many items there are
+        "privacy",
+        "runtime",  # how a setting becomes a method and a mechanism
+        "secagg",
+        "wire",
+    },
     "liars": {
         "aggregation",
         "algorithm",
@@ -84,6 +95,17 @@ def test_nothing_but_the_command_line_knows_the_liars():
         if name.startswith("fedmpi.liars") and path.relative_to(ROOT).parts[0] != "liars"
     }
     assert strangers == {"main.py"}
+
+
+def test_nothing_but_the_command_line_knows_the_bill():
+    """Nobody pays for it who did not ask; that a --link is one is said before a run starts."""
+    strangers = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        for name in imports(path)
+        if name.startswith("fedmpi.bill") and path.relative_to(ROOT).parts[0] != "bill"
+    }
+    assert strangers == {"main.py", "runtime/start.py"}
 
 
 @pytest.mark.parametrize("library", sorted(THIRD_PARTY))

@@ -233,11 +233,29 @@ def test_costs_are_split_and_add_up(make_config, run_in_memory):
     costs = [line.split(",") for line in (config.out / "costs.csv").read_text().splitlines()[1:]]
     assert {row[0] for row in costs} == {str(party) for party in range(7)}
     assert {"AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask"} <= {row[1] for row in costs}
-    for cost in ("AEAD", "Shamir split", "MPI"):
+    for cost in ("AEAD", "Shamir split", "MPI", "local work"):
         by_party = sum(float(row[3]) for row in costs if row[2] == cost)
         assert by_party == pytest.approx(summary["seconds"][cost]["cpu"], abs=2e-3)
     phases = {line.split(",")[2] for line in (config.out / "messages.csv").read_text().splitlines()[1:]}
     assert {"AdvertiseKeys", "ShareKeys", "MaskedInput", "Unmask"} <= phases
+
+
+@pytest.mark.parametrize(
+    "flags", ["--aggregation plain", "--preset demo-recsys --method fedmf --parties 7 --items 30 --graph complete"]
+)
+def test_local_work_is_each_party_s_own_cost_or_shared_equally_where_a_rank_works_for_all_at_once(
+    flags, make_config, run_in_memory
+):
+    config = make_config(flags)
+    summary = run_in_memory(config, 3)
+    rows = [line.split(",") for line in (config.out / "costs.csv").read_text().splitlines()[1:]]
+    own = {
+        int(party): float(seconds) for party, phase, cost, seconds in rows if (phase, cost) == ("update", "local work")
+    }
+    assert set(own) == set(range(config.run.parties)) and all(seconds > 0 for seconds in own.values())
+    assert sum(own.values()) == pytest.approx(summary["seconds"]["local work"]["cpu"], abs=2e-3)
+    if config.run.method == "fedmf":
+        assert own[0] == own[1] == own[2], "of one rank"
 
 
 def test_the_ledger_follows_the_protocols_size_laws(make_config, run_in_memory):

@@ -12,7 +12,7 @@ PROTOCOL_PHASES = (
     Phase.CONSISTENCY_CHECK,
     Phase.UNMASK,
 )
-PROTOCOL_COSTS = tuple(cost for cost in Cost if cost is not Cost.AGGREGATE)
+PROTOCOL_COSTS = tuple(cost for cost in Cost if cost not in (Cost.AGGREGATE, Cost.LOCAL_WORK))
 
 
 def hybrid_savings(ledger: Ledger, cpu: dict[str, float], clear: int, parties: int) -> dict[str, Any]:

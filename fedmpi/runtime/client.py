@@ -3,6 +3,7 @@
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -148,8 +149,9 @@ class Client:
         """The method's own iteration, with its time. It is for those who were asked, once each: nobody else's work leaves."""
         work, missing = iter(self.algorithm.local_work(asked.parties, theta, asked.round)), set(asked.parties)
         while True:
-            with self.spent.watch("local work"):
+            with self._working(asked) as made_for:
                 done = next(work, None)
+                made_for += asked.parties if done is None else done.parties
             log.debug("round %d: local work of %s", asked.round, "all is done" if done is None else done.parties)
             if done is None:
                 break
@@ -160,6 +162,19 @@ class Client:
             yield done
         if missing:
             raise ProtocolError("the method gave no update of it", party=min(missing), phase="local work")
+
+    @contextmanager
+    def _working(self, asked: Train | Replay) -> Iterator[list[int]]:
+        """Measures a step of the local work, for the rank and for the parties that turn out to be its: equal parts where a method works for
+        several at once. What is done once more, for a rank that was lost, is no party's cost."""
+        made_for: list[int] = []
+        watch = self.spent.watch
+        before = watch.cpu[Cost.LOCAL_WORK]
+        with watch(Cost.LOCAL_WORK):
+            yield made_for
+        each = (watch.cpu[Cost.LOCAL_WORK] - before) / max(1, len(made_for))
+        for party in made_for if isinstance(asked, Train) else ():
+            self.spent.costs[party, Phase.UPDATE, Cost.LOCAL_WORK] += each
 
     def fill(self, asked: Fill) -> None:
         """Take part with noise alone. A Train of the same round comes before it."""

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from fedmpi import HOW
 from fedmpi.aggregation import dropout
 from fedmpi.aggregation.protocol import ProtocolRules, chosen_clear
+from fedmpi.bill.links import find
 from fedmpi.cli import resolve
 from fedmpi.config import Config
 from fedmpi.errors import ConfigError
@@ -32,6 +33,8 @@ def prepare_run(argv: list[str], ranks: int, transport: str) -> Start:
     if not screen_behind_launcher(os.environ):
         os.environ["TERM"] = "dumb"  # or --help is coloured by its library, which sees a pseudo-terminal
     config = resolve(argv)
+    if config.run.link:
+        find(config.run.link)  # at the end it would be too late to say that there is no such
     if ranks < 2:
         raise ConfigError(f"one rank is not enough; {HOW}")
     return start_run(config, ranks, transport)

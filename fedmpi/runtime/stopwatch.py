@@ -14,7 +14,7 @@ ORDER = (
     "setup",
     "references",
     "send model",
-    "local work",
+    Cost.LOCAL_WORK,
     Cost.ENCODE,
     Cost.DH,
     Cost.SHAMIR_SPLIT,

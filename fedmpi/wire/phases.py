@@ -45,3 +45,4 @@ class Cost(_Name):
     MPI = "MPI"
     AGGREGATE = "aggregate"
     SHAMIR_COMBINE = "Shamir combine"
+    LOCAL_WORK = "local work"  # training on one's own data, which is no part of the protocol
