@@ -139,7 +139,9 @@ class Vector(Mechanism):
                 party=party,
                 phase="encode",
             )
-        steps = round_conditionally(clipped * self.encoding.scale, self.encoding.steps, draw("rounding"), party=party)
+        # The product may be a last bit above the bound: rounded up from there, it would be a step more than the width has room for.
+        scaled = np.clip(clipped * self.encoding.scale, -self.encoding.steps, self.encoding.steps)
+        steps = round_conditionally(scaled, self.encoding.steps, draw("rounding"), party=party)
         if self.noisy:
             # DSU (13), as integers after the encoding: what the accountant's proof speaks about.
             steps += discrete_gaussian(self.share(cohort), steps.size, draw("noise"))
