@@ -20,7 +20,7 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from fedmpi.errors import ConfigError, DataError, ProtocolError
-from fedmpi.privacy.encoding import Encoding, choose_encoding
+from fedmpi.privacy.encoding import Encoding, choose_encoding, rounding_cost, wrap_probability
 from fedmpi.privacy.noise import clip, discrete_gaussian, round_conditionally, sum_divergence, sum_multiplier
 from fedmpi.randomness.words import WordSource
 
@@ -84,6 +84,15 @@ class Mechanism(ABC):
     def noise_to_signal(self, sampling: float, parties: int, rounds: int) -> float:
         """R of a run, see `noise_to_signal`."""
         return noise_to_signal(self.summed, sampling, parties, self.encoding.dimension, rounds)
+
+    def rounding_cost(self, parties: int) -> float:
+        """By what part of sigma rounding makes the deviation of a whole cohort's sum larger; only where there is noise."""
+        return rounding_cost(self.encoding.steps, self.encoding.dimension, parties, self.summed)
+
+    def wrap_probability(self, parties: int, rounds: int) -> float:
+        """A bound on the probability that any sum of a run wraps."""
+        encoding = self.encoding
+        return wrap_probability(encoding.steps, encoding.bits, encoding.dimension, parties, self.summed, rounds)
 
     def opening(self, sampling: float, parties: int, rounds: int) -> str:
         """The line about noise that is printed before a run starts."""
