@@ -5,15 +5,8 @@
 Formulas alone, nothing is run: seconds. `before` is the fewest power-of-two steps in C, at least 2^12, that rounding lengthens an
 update by less than 1 % on, with a subgaussian tail over every coordinate. `now` is `fedmpi.privacy.encoding.choose_encoding`.
 
-`rotated` is what Kairouz, Liu, Steinke (2021) do, in blocks of a power of two so that little is padded: signs that everybody knows and
-that are fresh in each round, then a Walsh-Hadamard transform of each block. The sum's signal, of norm n s at most, then is subgaussian
-in every coordinate with deviation n s / sqrt(block) over the signs, independent of the noise, and rounding is off by less than n. So
-b is the fewest bits with half = 2^(b-1) and
-
-    4 d T exp(-(half - n)^2 / (2 ((n s)^2 / block + (sigma c')^2))) <= 2^-40
-
-and the block is the one that sends the fewest bits. What it gives up: signals wrap with small probability, no longer never, and not
-even that for updates that know the signs.
+`rotated` is `--rotation hadamard`, padding counted (fedmpi.privacy.rotation). What it gives up: signals wrap with small probability, no
+longer never, and not even that for updates that know the round's signs.
 """
 
 from __future__ import annotations
@@ -22,8 +15,9 @@ import math
 
 from benchmarks.common import arguments, machine, save, show_machine
 from fedmpi.privacy.accountant import calibrate
-from fedmpi.privacy.encoding import NARROWEST, WRAP_BOUND, choose_encoding, least_steps, rounding_cost
+from fedmpi.privacy.encoding import WRAP_BOUND, choose_encoding, rounding_cost
 from fedmpi.privacy.noise import rounded_norm_bound
+from fedmpi.privacy.rotation import block_of, padded
 
 DELTA = 1e-5
 # (what, coordinates, parties, epsilon, rounds)
@@ -36,7 +30,6 @@ SETTINGS = (
     ("paper, 2,000 parties", 270_000, 2_000, 1.0, 100),
     ("paper, 2,000 parties, epsilon 8", 270_000, 2_000, 8.0, 100),
 )
-BLOCKS = tuple(1 << power for power in range(8, 20))
 
 
 def bits_before(dimension: int, parties: int, multiplier: float, rounds: int) -> int:
@@ -45,22 +38,12 @@ def bits_before(dimension: int, parties: int, multiplier: float, rounds: int) ->
     return 1 + math.ceil(math.log2(parties * steps + tail * multiplier * rounded_norm_bound(steps, dimension) + 1))
 
 
-def bits_rotated(dimension: int, parties: int, multiplier: float, rounds: int, block: int) -> tuple[int, int]:
-    """(bits, coordinates with the padding)"""
-    padded = block * math.ceil(dimension / block)
-    steps = least_steps(padded, parties, multiplier)
-    signal, noise = parties * steps / math.sqrt(block), multiplier * rounded_norm_bound(steps, padded)
-    reach = parties + math.sqrt(2 * math.log(4 * padded * rounds / WRAP_BOUND)) * math.hypot(signal, noise)
-    return max(NARROWEST, 1 + math.ceil(math.log2(reach))), padded
-
-
 def row(what: str, dimension: int, parties: int, epsilon: float, rounds: int) -> dict[str, object]:
     multiplier = calibrate(epsilon, DELTA, 1.0, rounds)
-    run = dimension, parties, multiplier, rounds
-    now = choose_encoding(clip=1.0, dimension=dimension, parties=parties, multiplier=multiplier, rounds=rounds)
-    rotated = {block: bits_rotated(*run, block) for block in BLOCKS}
-    block = min(rotated, key=lambda block: math.prod(rotated[block]))
-    bits, padded = rotated[block]
+    before = bits_before(dimension, parties, multiplier, rounds)
+    run = {"clip": 1.0, "parties": parties, "multiplier": multiplier, "rounds": rounds}
+    now = choose_encoding(dimension=dimension, **run)
+    rotated = choose_encoding(dimension=padded(dimension), **run, block=block_of(dimension))
     return {
         "what": what,
         "dimension": dimension,
@@ -68,16 +51,16 @@ def row(what: str, dimension: int, parties: int, epsilon: float, rounds: int) ->
         "epsilon": epsilon,
         "rounds": rounds,
         "sigma": multiplier,
-        "before": bits_before(*run),
+        "before": before,
         "now": now.bits,
         "steps": now.steps,
         "cost": rounding_cost(now.steps, dimension, parties, multiplier),
-        "rotated": bits,
-        "block": block,
-        "padded": padded,
-        "bytes_before": math.ceil(dimension * bits_before(*run) / 8),
+        "rotated": rotated.bits,
+        "rotated_steps": rotated.steps,
+        "padded": rotated.dimension,
+        "bytes_before": math.ceil(dimension * before / 8),
         "bytes_now": math.ceil(dimension * now.bits / 8),
-        "bytes_rotated": math.ceil(padded * bits / 8),
+        "bytes_rotated": math.ceil(rotated.dimension * rotated.bits / 8),
     }
 
 
@@ -87,13 +70,13 @@ def main() -> None:
     show_machine(facts)
     rows = [row(*setting) for setting in SETTINGS]
     print(
-        "| setting | d | n | ε | T | σ | before | now | steps | added to σ | rotated (block) | kB up: before, now, rotated |"
+        "| setting | d | n | ε | T | σ | before | now | steps | added to σ | rotated (padded d) | kB up: before, now, rotated |"
     )
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for found in rows:
         print(
             "| {what} | {dimension:,} | {parties:,} | {epsilon:g} | {rounds} | {sigma:.3g} | {before} | {now} | {steps} | {percent:.2g} % | "
-            "{rotated} ({block:,}) | {0:.1f}, {1:.1f}, {2:.1f} |".format(
+            "{rotated} ({padded:,}) | {0:.1f}, {1:.1f}, {2:.1f} |".format(
                 *(found[f"bytes_{which}"] / 1000 for which in ("before", "now", "rotated")),
                 percent=100 * found["cost"],
                 **found,

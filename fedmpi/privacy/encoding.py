@@ -63,7 +63,15 @@ class Encoding:
 
 
 def choose_encoding(
-    *, clip: float, dimension: int, parties: int, multiplier: float, rounds: int, bits: int = 0, steps: int = 0
+    *,
+    clip: float,
+    dimension: int,
+    parties: int,
+    multiplier: float,
+    rounds: int,
+    bits: int = 0,
+    steps: int = 0,
+    block: int = 0,
 ) -> Encoding:
     """The encoding of a run; ConfigError if the asked width could wrap.
 
@@ -78,12 +86,14 @@ def choose_encoding(
     No epsilon changes by it. The noise is the multiplier times c'(s), whatever s is. And the cost keeps a party's share of the
     noise large enough for a sum of discrete Gaussians to be one: 1 + n / (2 sigma s)^2 <= 1.01^2 makes sigma s / sqrt(n) >= 3.5
     steps, where `sum_divergence` is below 1e-51 n.
+
+    `block`: of the rotation that updates went through, see fedmpi.privacy.rotation; 0: none.
     """
     if bits and not NARROWEST <= bits <= WIDEST:
         raise ConfigError(f"bits = {bits}: must be 0 (chosen for you) or {NARROWEST} to {WIDEST}")
 
     def needed(steps: int) -> int:
-        return needed_bits(steps, dimension, parties, multiplier, rounds)
+        return needed_bits(steps, dimension, parties, multiplier, rounds, block)
 
     if steps:
         if bits and needed(steps) > bits:
@@ -133,19 +143,30 @@ def least_steps(dimension: int, parties: int, multiplier: float) -> int:
     return min(MOST_STEPS, 1 + bisect_left(range(1, MOST_STEPS + 1), True, key=cheap))
 
 
-def wrap_probability(steps: int, bits: int, dimension: int, parties: int, multiplier: float, rounds: int) -> float:
+def wrap_probability(
+    steps: int, bits: int, dimension: int, parties: int, multiplier: float, rounds: int, block: int = 0
+) -> float:
     """A bound on the probability that any coordinate of any sum of a run wraps; 1 where signals alone could.
 
     A coordinate wraps if noise goes beyond what its signal leaves of 2^(b-1). Every party has at most s there, and at most c' as the
     norm of its update. So no signal of a sum is larger than n s, and the j-th largest is at most n c'/sqrt(j), or j of them would be
     longer than the sum can be. The union runs over these coordinates, j rounded down to a power of two, both signs, every round, and
-    the two sums that a hybrid round may have. Who is missing from a sum takes signal and noise away, never adds any.
+    the two sums that a hybrid round may have. Who is missing from a sum takes signal and noise away, never adds any. Where parties
+    choose coordinates of their own there are more of them, but one that k parties share has k/n of the variance, and at most k/n of the
+    tail: not more in all.
+
+    Updates that were rotated in blocks: before rounding, which moves a sum by less than n, a coordinate of the sum is a sum of its block's
+    values under random signs, divided by sqrt(block). It is subgaussian (Hoeffding) with deviation n s / sqrt(block) at most, and so is,
+    with the sum of both variances, what the independent noise makes of it.
     """
     half, signal = 1 << (bits - 1), parties * steps
-    if signal >= half:
-        return 1.0
     norm = rounded_norm_bound(steps, dimension)
     deviation = multiplier * norm
+    if block:
+        z = max(0, half - parties) / math.hypot(signal / math.sqrt(block), deviation)
+        return min(1.0, 4 * rounds * dimension * math.exp(-0.5 * z * z))
+    if signal >= half:
+        return 1.0
     if deviation == 0:
         return 0.0
     divergence = sum_divergence(deviation / math.sqrt(parties), parties)
@@ -171,9 +192,9 @@ def _tail(reach: float, deviation: float, divergence: float) -> float:
     return bound
 
 
-def needed_bits(steps: int, dimension: int, parties: int, multiplier: float, rounds: int) -> int:
+def needed_bits(steps: int, dimension: int, parties: int, multiplier: float, rounds: int, block: int = 0) -> int:
     """The fewest bits of a signed sum in which signals cannot wrap, and noise not more likely than WRAP_BOUND in the whole run."""
-    bits = 1 + (parties * steps).bit_length()
-    while wrap_probability(steps, bits, dimension, parties, multiplier, rounds) > WRAP_BOUND:
+    bits = 1 + (parties if block else parties * steps).bit_length()
+    while wrap_probability(steps, bits, dimension, parties, multiplier, rounds, block) > WRAP_BOUND:
         bits += 1
     return bits
