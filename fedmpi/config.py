@@ -187,6 +187,9 @@ class Aggregation:
     """width of an encoded coordinate; 0: the smallest that cannot wrap"""
     precision: Annotated[int, Range(least=0, most=40)] = 0
     """2^this integer steps in the clipping bound; 0: as fine as the noise, or the width, asks for"""
+    rotation: Literal["none", "hadamard"] = "none"
+    """hadamard: updates are turned by public random signs and a Hadamard transform, which takes fewer bits where parties are many;
+    support shared or dense, with noise"""
     graph: Literal["complete", "regular"] = "complete"
     """secure: who masks with whom; regular (Bell 2020) for hundreds of parties and more"""
     threshold: CountOrZero = 0

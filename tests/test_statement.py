@@ -7,10 +7,11 @@ import math
 import numpy as np
 import pytest
 
-from fedmpi.privacy.encoding import Encoding
+from fedmpi.privacy.accountant import Accountant, calibrate
+from fedmpi.privacy.encoding import Encoding, choose_encoding
 from fedmpi.privacy.mechanism import Noised
 from fedmpi.privacy.releases import Terms
-from fedmpi.privacy.statement import Spent, Statement, state, warnings
+from fedmpi.privacy.statement import Spent, Statement, rounding, state, warnings
 
 SUPPORTS = ("own", "union", "shared", "dense")
 AGGREGATIONS = ("plain", "secure", "hybrid")
@@ -199,6 +200,33 @@ def test_noise_to_signal_is_that_of_the_sums_over_a_run():
     ratio = np.linalg.norm(noise) / (rounds * bound)
     assert mechanism(sigma, coordinates=coordinates).noise_to_signal(q, parties, rounds) == pytest.approx(
         ratio, rel=0.05
+    )
+
+
+def test_what_rounding_costs_is_said_before_a_run_starts():
+    sigma = calibrate(8.0, 1e-5, 1.0, 30)
+    encoding = choose_encoding(clip=0.01, dimension=7870, parties=20, multiplier=sigma, rounds=30)
+    chosen = Noised(encoding, multiplier=sigma)
+    line = rounding(chosen, 20, 30, 1.0, 1e-5, "rdp")
+    assert line == (
+        "rounding: 15 bits for 347 steps in C, which add 0.97 % to sigma: epsilon is accounted as 8, and would be 7.908 for as much "
+        "noise without rounding; in 30 rounds any sum wraps with probability 2^-40.3 at most"
+    )
+    # The second figure by the account itself: the same noise over the sensitivity C.
+    accountant = Accountant()
+    accountant.spend(sigma * encoding.sensitivity / encoding.steps, 1.0, 30)
+    assert accountant.epsilon(1e-5) == pytest.approx(7.908, abs=5e-4)
+    # A grid that was asked for may be so coarse that a sum of discrete Gaussians is not one: the account says so, and this line.
+    coarse = Noised(Encoding(1.0, 32, 17, 10), multiplier=2.0)
+    accountant = Accountant()
+    accountant.spend(coarse.of_sum(coarse.share(2000) / coarse.encoding.sensitivity, 2000, 10), 1.0, 3)
+    assert f"accounted as {accountant.epsilon(1e-5):.4g}," in rounding(coarse, 2000, 3, 1.0, 1e-5, "rdp")
+    hardly = Noised(Encoding(1.0, 4, 17, 10), multiplier=2.0)
+    assert "accounted as inf," in rounding(hardly, 2000, 3, 1.0, 1e-5, "rdp")
+    for sampling, kind in itertools.product((0.1, 1.0), ("rdp", "pld")):
+        assert "\n" not in rounding(chosen, 20, 30, sampling, 1e-5, kind)
+    assert (
+        rounding(mechanism(0.0), 20, 30, 1.0, 1e-5, "rdp") == "rounding: 20 bits for 4096 steps in C; no sum can wrap"
     )
 
 

@@ -20,13 +20,15 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 
 from fedmpi.errors import ConfigError, DataError, ProtocolError
-from fedmpi.privacy.encoding import Encoding, choose_encoding
+from fedmpi.privacy.encoding import Encoding, choose_encoding, rounding_cost, wrap_probability
 from fedmpi.privacy.noise import clip, discrete_gaussian, round_conditionally, sum_divergence, sum_multiplier
+from fedmpi.privacy.rotation import block_of, padded, rotate, rotate_back
 from fedmpi.randomness.words import WordSource
 
 ROWS = 1 << 14  # encoded at a time: they stay in the cache
 
 Kind = TypeVar("Kind", bound="Mechanism")
+KindRotated = TypeVar("KindRotated", bound="Rotated")
 Draw = Callable[[str], WordSource]  # the source of randomness for a purpose: "rounding", "noise"
 
 
@@ -65,6 +67,24 @@ class Mechanism(ABC):
         """The multiplier of a sum that nobody is missing from: the margin is in it."""
         return self.multiplier / math.sqrt(1 - self.margin)
 
+    @property
+    def coordinates(self) -> int:
+        """Of an update, which may be fewer than are sent."""
+        return self.encoding.dimension
+
+    @property
+    def block(self) -> int:
+        """Of the rotation; 0: none."""
+        return 0
+
+    def of_round(self: Kind, round: int) -> Kind:
+        """The mechanism as it is in this round."""
+        return self
+
+    def decode(self, total: np.ndarray) -> np.ndarray:
+        """A sum of encoded updates as a sum of updates, float64."""
+        return self.encoding.decode(total)
+
     def over(self: Kind, dimension: int) -> Kind:
         """The same mechanism over another number of coordinates, for a support that is found in the round."""
         return dataclasses.replace(self, encoding=dataclasses.replace(self.encoding, dimension=dimension))
@@ -83,7 +103,17 @@ class Mechanism(ABC):
 
     def noise_to_signal(self, sampling: float, parties: int, rounds: int) -> float:
         """R of a run, see `noise_to_signal`."""
-        return noise_to_signal(self.summed, sampling, parties, self.encoding.dimension, rounds)
+        return noise_to_signal(self.summed, sampling, parties, self.coordinates, rounds)
+
+    def rounding_cost(self, parties: int) -> float:
+        """By what part of sigma rounding makes the deviation of a whole cohort's sum larger; only where there is noise."""
+        return rounding_cost(self.encoding.steps, self.encoding.dimension, parties, self.summed)
+
+    def wrap_probability(self, parties: int, rounds: int) -> float:
+        """A bound on the probability that any sum of a run wraps."""
+        encoding = self.encoding
+        run = encoding.dimension, parties, self.summed, rounds
+        return wrap_probability(encoding.steps, encoding.bits, *run, self.block)
 
     def opening(self, sampling: float, parties: int, rounds: int) -> str:
         """The line about noise that is printed before a run starts."""
@@ -93,7 +123,7 @@ class Mechanism(ABC):
         ratio = self.noise_to_signal(sampling, parties, rounds)
         return (
             f"noise: sigma {self.summed:.4g}; over {rounds} rounds it adds up to norm {ratio * bound * rounds:.3g} in "
-            f"{self.encoding.dimension} coordinates, mean updates to {bound * rounds:g} at most: R = {ratio:.3g}"
+            f"{self.coordinates} coordinates, mean updates to {bound * rounds:g} at most: R = {ratio:.3g}"
         )
 
     def as_dict(self) -> dict[str, Any]:
@@ -114,7 +144,7 @@ class Mechanism(ABC):
 
     @staticmethod
     def from_facts(facts: dict[str, Any]) -> Mechanism:
-        kinds: dict[str, type[Mechanism]] = {kind.__name__: kind for kind in (Noised, Bounded, Cut)}
+        kinds: dict[str, type[Mechanism]] = {kind.__name__: kind for kind in (Noised, Rotated, Bounded, Cut)}
         try:
             given = dict(facts)
             kind, encoding = kinds[given.pop("kind")], Encoding(**given.pop("encoding"))
@@ -139,11 +169,17 @@ class Vector(Mechanism):
                 party=party,
                 phase="encode",
             )
-        steps = round_conditionally(clipped * self.encoding.scale, self.encoding.steps, draw("rounding"), party=party)
+        # The product may be a last bit above the bound: rounded up from there, it would be a step more than the width has room for.
+        scaled = np.clip(self.turned(clipped) * self.encoding.scale, -self.encoding.steps, self.encoding.steps)
+        steps = round_conditionally(scaled, self.encoding.steps, draw("rounding"), party=party)
         if self.noisy:
             # DSU (13), as integers after the encoding: what the accountant's proof speaks about.
             steps += discrete_gaussian(self.share(cohort), steps.size, draw("noise"))
         return self.encoding.wrap(steps)
+
+    def turned(self, clipped: np.ndarray) -> np.ndarray:
+        """What is rounded and noised in place of the clipped update."""
+        return clipped
 
 
 @dataclass(frozen=True)
@@ -151,6 +187,36 @@ class Noised(Vector):
     """Clipped, rounded, noised; sigma 0 where epsilon is infinite."""
 
     shortens = adds_noise = True
+
+
+@dataclass(frozen=True)
+class Rotated(Noised):
+    """Noised, after a rotation that everybody knows: `encoding` is of the padded vector, and so are noise and sensitivity."""
+
+    length: int = 0  # coordinates of an update, before they are padded
+    seed: int = 0
+    round: int = 0  # whose signs these are
+
+    @property
+    def coordinates(self) -> int:
+        return self.length
+
+    @property
+    def block(self) -> int:
+        return block_of(self.length)
+
+    def of_round(self: KindRotated, round: int) -> KindRotated:
+        return dataclasses.replace(self, round=round)
+
+    def over(self: KindRotated, dimension: int) -> KindRotated:
+        """Coordinates are not found in a round here, so it is the same."""
+        return self
+
+    def turned(self, clipped: np.ndarray) -> np.ndarray:
+        return rotate(clipped, self.seed, self.round)
+
+    def decode(self, total: np.ndarray) -> np.ndarray:
+        return rotate_back(total, self.length, self.seed, self.round) / self.encoding.scale
 
 
 @dataclass(frozen=True)
@@ -207,6 +273,8 @@ class Wanted:
     bits: int  # of an encoded coordinate; 0: as many as it takes
     steps: int  # in the clipping bound; 0: likewise
     own_coordinates: bool
+    rotation: str = "none"
+    seed: int = 0  # of the rotation's signs, which are public
 
 
 @dataclass(frozen=True)
@@ -230,6 +298,10 @@ class ClippedVector(Declaration):
 
     def mechanism(self, encoding: Encoding, wanted: Wanted) -> Mechanism:
         return Noised(encoding, wanted.own_coordinates, wanted.multiplier, wanted.margin)
+
+    def rotated(self, encoding: Encoding, wanted: Wanted, coordinates: int) -> Mechanism:
+        noise = wanted.multiplier, wanted.margin
+        return Rotated(encoding, False, *noise, length=coordinates, seed=wanted.seed)
 
 
 @dataclass(frozen=True)
@@ -263,13 +335,21 @@ def check_epsilon(declared: Declaration, epsilon: float, method: str) -> None:
 def choose_mechanism(declared: Declaration, wanted: Wanted, coordinates: int, method: str) -> Mechanism:
     """The one mechanism of a run; ConfigError where an epsilon is asked of what has no noise, and where a sum could wrap."""
     check_epsilon(declared, wanted.epsilon, method)
+    rotates = wanted.rotation == "hadamard"
+    if rotates and (not isinstance(declared, ClippedVector) or wanted.multiplier == 0 or wanted.own_coordinates):
+        raise ConfigError(
+            "rotation = hadamard: only for updates that are clipped and noised over coordinates that nobody's data chose; take none"
+        )
     encoding = choose_encoding(
         clip=declared.bound_on(wanted),
-        dimension=coordinates,
+        dimension=padded(coordinates) if rotates else coordinates,
         parties=wanted.parties,
         multiplier=wanted.multiplier / math.sqrt(1 - wanted.margin),
         rounds=wanted.rounds,
         bits=wanted.bits,
         steps=wanted.steps,
+        block=block_of(coordinates) if rotates else 0,
     )
+    if rotates and isinstance(declared, ClippedVector):
+        return declared.rotated(encoding, wanted, coordinates)
     return declared.mechanism(encoding, wanted)

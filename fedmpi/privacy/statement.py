@@ -16,6 +16,8 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from fedmpi.privacy.accountant import proven
+from fedmpi.privacy.mechanism import Mechanism
 from fedmpi.privacy.releases import Terms
 
 FIGURES = ("epsilon_outside", "epsilon_server", "epsilon_party", "epsilon_nominal")
@@ -239,6 +241,33 @@ def _released(terms: Terms, figures: str) -> list[str]:
     elif terms.aggregation == "hybrid":
         lines.append("which parties share in the clear, as the settings list them")
     return lines
+
+
+def rounding(mechanism: Mechanism, parties: int, rounds: int, sampling: float, delta: float, accountant: str) -> str:
+    """The line about the encoding that is printed before a run starts: bits, what rounding costs, how likely a sum wraps.
+
+    Rounding may lengthen an update, so a part of the noise is spent on hiding that. Its price in epsilon is the difference between
+    what all rounds prove with nobody missing, and what noise of the same size would prove for updates that stay within C.
+    """
+    encoding = mechanism.encoding
+    line = f"rounding: {encoding.bits} bits for {encoding.steps} steps in C"
+    if not mechanism.noisy:
+        return f"{line}; no sum can wrap"
+    # Sampled PLD takes seconds; a difference of two RDP figures says the same.
+    kind = accountant if sampling == 1.0 else "rdp"
+    share = mechanism.share(parties) / encoding.sensitivity
+    kept = (
+        mechanism.of_sum(share, parties, encoding.dimension) / mechanism.summed
+    )  # 1, but on a grid that is coarser than chosen
+    held, free = (
+        proven(mechanism.multiplier * factor, delta, sampling, rounds, kind)
+        for factor in (kept, encoding.sensitivity / encoding.steps)
+    )
+    wraps = math.log2(max(mechanism.wrap_probability(parties, rounds), 2.0**-1000))
+    return (
+        f"{line}, which add {100 * mechanism.rounding_cost(parties):.2g} % to sigma: epsilon is accounted as {held:.4g}, and would be "
+        f"{free:.4g} for as much noise without rounding; in {rounds} rounds any sum wraps with probability 2^{wraps:.1f} at most"
+    )
 
 
 def warnings(delta: float, parties: int, ratio: float, pays_below: float, measured_with: str) -> list[str]:

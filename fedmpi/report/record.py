@@ -26,7 +26,7 @@ from fedmpi.files import append_line, make_folder, write_json, write_text
 from fedmpi.privacy import releases
 from fedmpi.privacy.account import Account
 from fedmpi.privacy.mechanism import Mechanism
-from fedmpi.privacy.statement import Statement, warnings
+from fedmpi.privacy.statement import Statement, rounding, warnings
 from fedmpi.report.terminal import Terminal
 
 #: Clipping is said from this share of cut updates on, and warned of where most are cut and their mean norm is this many times C.
@@ -88,6 +88,8 @@ class Record:
             f"{config.aggregation.aggregation} aggregation, support {config.aggregation.support}"
         )
         self.terminal.say(mechanism.opening(sampling, parties, rounds))
+        privacy = config.privacy
+        self.terminal.say(rounding(mechanism, parties, rounds, sampling, privacy.delta, privacy.accountant))
         if mechanism.shortens:
             self.bound = encoding.clip
             if config.privacy.shown != "party":

@@ -173,6 +173,8 @@ def mechanism(orders: Orders, method: Algorithm) -> Mechanism:
         bits=config.aggregation.bits,
         steps=1 << config.aggregation.precision if config.aggregation.precision else 0,
         own_coordinates=config.aggregation.support in ("own", "union"),
+        rotation=config.aggregation.rotation,
+        seed=config.run.seed,
     )
     chosen = choose_mechanism(method.sends, wanted, method.support_size(), config.run.method)
     method.noise_ratio = chosen.noise_to_signal(config.privacy.sampling, config.run.parties, config.run.rounds)

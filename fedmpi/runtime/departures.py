@@ -105,7 +105,7 @@ class VectorDepartures(Departures[LocalUpdate]):
         def draw(purpose: str) -> WordSource:
             return source(privacy.entropy, seed, purpose, party, asked.round)
 
-        meter, mechanism = self._meter_of(party), over(self._mechanism, len(values))
+        meter, mechanism = self._meter_of(party), over(self._mechanism, len(values)).of_round(asked.round)
         with meter(Phase.UPDATE, Cost.ENCODE):
             encoded = mechanism.encode(values, asked.cohort, draw, party)
             return self._end.update(session, party, asked.hidden, mechanism.encoding, encoded, support, meter)

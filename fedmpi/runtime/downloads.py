@@ -62,7 +62,7 @@ class Downloads:
 
     def _delta(self, round: int, total: np.ndarray, rate: float, support: np.ndarray | None) -> Delta:
         dimension, scattered = self._algorithm.dimension, False
-        if support is None and len(total) == dimension:
+        if support is None and len(total) == dimension and not self._mechanism.block:
             found = np.flatnonzero(total)
             scattered = 2 * len(found) < dimension  # as where each party chose its own coordinates
             if scattered:

@@ -25,11 +25,13 @@ def move(
     total: np.ndarray,
     rate: float,
     support: np.ndarray | None,
+    round: int = 0,
 ) -> np.ndarray:
-    """theta after the server's step by this sum of encodings; `support`: its coordinates, if the round has found them."""
-    if support is None and len(total) < algorithm.dimension:
+    """theta after the server's step by this round's sum of encodings; `support`: its coordinates, if the round has found them."""
+    values = mechanism.of_round(round).decode(total)
+    if support is None and len(values) < algorithm.dimension:
         support = algorithm.public_support(theta)
-    return algorithm.step(theta, mechanism.encoding.decode(total), rate, support)
+    return algorithm.step(theta, values, rate, support)
 
 
 class Mirror:
@@ -63,10 +65,15 @@ class Mirror:
             total, support = self._read(delta)
         except WireError as error:
             return log.debug("the sum of round %d cannot be read: %s", delta.round, error)
-        self._set(move(self._algorithm, self._mechanism, self.theta, total, delta.rate, support), delta.round)
+        moved = move(self._algorithm, self._mechanism, self.theta, total, delta.rate, support, delta.round)
+        self._set(moved, delta.round)
 
     def _read(self, delta: Delta) -> tuple[np.ndarray, np.ndarray | None]:
-        dimension = self._algorithm.dimension
+        dimension, sent = self._algorithm.dimension, self._mechanism.encoding.dimension
+        if self._mechanism.block:  # turned vectors are whole, and with their padding may be longer than the model
+            if delta.count != sent or delta.support:
+                raise WireError(f"Delta: {delta.count} values, expected {sent} of a rotation")
+            return decode_sum(delta.values, delta.count), None
         if delta.count > dimension:
             raise WireError(f"Delta: {delta.count} values, the model has {dimension}")
         total = decode_sum(delta.values, delta.count)

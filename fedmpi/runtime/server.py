@@ -275,7 +275,7 @@ class Server:
                 "none": 1,
             }[settings.denominator]
             sum_and_rate = found.total, settings.server_lr / by, found.support
-            self.theta = move(self.algorithm, self.mechanism, self.theta, *sum_and_rate)
+            self.theta = move(self.algorithm, self.mechanism, self.theta, *sum_and_rate, round)
             self.downloads.stepped(round, *sum_and_rate)
 
     def figures(self, round: int, outcome: Outcome) -> dict[str, float | str | None]:
