@@ -181,9 +181,9 @@ def test_a_filler_has_nothing_but_noise_in_the_sum(make_config, run_in_memory, m
     monkeypatch.setattr(schedule, "cohort", lambda config, round: ())
     moves, step = [], Server.step
 
-    def watched(self, found, drawn):
+    def watched(self, round, found, drawn):
         moves.append(found.total / (self.mechanism.multiplier * self.mechanism.encoding.sensitivity))
-        step(self, found, drawn)
+        step(self, round, found, drawn)
 
     monkeypatch.setattr(Server, "step", watched)
     run_in_memory(make_config(SMALL_COHORTS), 3)
@@ -209,10 +209,12 @@ def test_a_filler_has_nothing_but_noise_in_the_sum(make_config, run_in_memory, m
 )
 def test_a_party_does_not_believe_any_cohort(flags, cohort, hidden, make_config, run_in_memory, monkeypatch):
     """A larger cohort makes a smaller share of the noise: 2^32 - 1 cut an update's noise two hundredfold."""
+    from fedmpi.aggregation.protocol import digest
     from fedmpi.runtime.server import Server
 
     def lies(self, kind, round, parties, fillers=()):
-        self.mailbox.to_hosts(parties, lambda hosted: Train(round, -1, hosted, cohort, hidden, self.theta))
+        told = cohort, hidden, 0, digest(self.theta)
+        self.mailbox.to_hosts(parties, lambda hosted: Train(round, -1, hosted, *told))
 
     monkeypatch.setattr(Server, "send_model", lies)
     monkeypatch.setattr(Server, "measure_references", lambda self: None)
