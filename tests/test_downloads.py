@@ -273,6 +273,10 @@ def test_what_steps_remember_is_part_of_the_model(server):
     downloads.bring(2, (3,), theta)
     (model,) = sent_to(hub, 2)
     assert isinstance(model, Model) and len(model.state) > 8 * 5000
+    full, hub, toy, _ = server(state=5000, flags="--download full")
+    full.stepped(1, noise(1000, 1), 1.0, None)
+    full.bring(1, (0,), theta)
+    assert sent_to(hub, 1)[0].state == b"", "but not of who gets nothing else than models"
 
 
 @pytest.mark.parametrize("scattered", [True, False])

@@ -155,6 +155,8 @@ def _downloads(config: Config, shape: Shape, mechanism: Mechanism, encoding: Enc
     as they are shorter than the model."""
     whole = Model.wire_size(shape.dimension, shape.state_bytes)
     size, sign = _delta(config, shape, mechanism, encoding, cohort)
+    if config.aggregation.download == "full":
+        whole = Model.wire_size(shape.dimension)  # nobody follows from there
     if config.aggregation.download == "full" or size > whole:
         yield Line(Model, DOWN, whole)
         return

@@ -94,12 +94,18 @@ class Downloads:
         if has == self.version:
             return []
         since = [delta for delta in self._sums if delta.base >= has]
-        if since and since[0].base == has and len(self._asked.get(rank, ())) < TRUSTED:
+        if since and since[0].base == has and self._follows(rank):
             return since
-        return [self._whole(theta)]
+        return [self._whole(rank, theta)]
 
-    def _whole(self, theta: np.ndarray) -> Model:
-        return Model(self.version, theta=theta, state=pack_arrays(self._algorithm.server_state()))
+    def _follows(self, rank: int) -> bool:
+        """Whether it gets sums."""
+        return not self._whole_only and len(self._asked.get(rank, ())) < TRUSTED
+
+    def _whole(self, rank: int, theta: np.ndarray) -> Model:
+        """With what steps keep between them, for who is to follow from there."""
+        state = pack_arrays(self._algorithm.server_state()) if self._follows(rank) else b""
+        return Model(self.version, theta=theta, state=state)
 
     def resend(self, rank: int, theta: np.ndarray) -> bool:
         """All of it to a rank that asks; False if it had been sent that."""
@@ -109,7 +115,7 @@ class Downloads:
         asked.append(self.version)
         again = ", and gets nothing else from now on" if len(asked) == TRUSTED else ""
         self._say(f"rank {rank} made another model of the sums than rank 0; it is sent all of it{again}")
-        self._endpoint.send(rank, self._whole(theta))
+        self._endpoint.send(rank, self._whole(rank, theta))
         return True
 
 
