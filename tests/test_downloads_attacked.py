@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import itertools
-import json
 import threading
 import time
 
@@ -154,5 +153,34 @@ def test_what_a_rank_asked_for_is_in_its_partys_logical_bytes(play, tmp_path):
     assert wire == logical
 
 
-def test_a_link_that_is_gone_at_the_end_fails_no_run(play, tmp_path):
-    pass
+class Apart(Small):
+    """Its first model is another one on each rank."""
+
+    calls = itertools.count(1)
+
+    def initial(self):
+        return np.full(self.dimension, next(self.calls), np.float32)
+
+
+@pytest.mark.parametrize("flags", ["", "--metrics none", "--download full", "--on-loss adopt"])
+def test_a_first_model_that_differs_is_noticed(flags, play, tmp_path, capsys):
+    summary = play("Apart", flags, {3: ("ShareKeys", 4)} if "adopt" in flags else None)
+    assert "made another model" in capsys.readouterr().out and summary["dropouts"]["caught"] == 0
+
+
+class Peeks(Small):
+    """Its test writes into the model that it is given."""
+
+    def references(self, party, theta):
+        theta += 1
+        return super().references(party, theta)
+
+
+def test_a_test_that_writes_into_the_model_is_refused_or_harmless(play):
+    models = set()
+    for ranks in (2, 9):
+        try:
+            models.add(play("Peeks", "--rounds 1", ranks=ranks, name=f"run{ranks}")["model_sha256"])
+        except ValueError as error:
+            assert "read-only" in str(error)
+    assert len(models) <= 1
