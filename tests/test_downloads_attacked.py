@@ -8,6 +8,7 @@ import time
 
 import numpy as np
 import pytest
+from test_losses import doom
 
 from benchmarks.dying import Method as Dying
 from fedmpi.cli import resolve
@@ -16,7 +17,6 @@ from fedmpi.runtime.rank import run_client
 from fedmpi.runtime.server import Server, run_server
 from fedmpi.runtime.start import start_run
 from fedmpi.transport.memory import run_ranks
-from test_losses import doom
 
 TOY = "--dataset none --support dense --graph complete --parties 8 --rounds 6 --eval-every 2 --checkpoint-every 2 "
 TOY += "--phase-deadline 20 --round-deadline 60 --method test_downloads_attacked:"
@@ -184,3 +184,32 @@ def test_a_test_that_writes_into_the_model_is_refused_or_harmless(play):
         except ValueError as error:
             assert "read-only" in str(error)
     assert len(models) <= 1
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_who_was_late_is_what_a_plan_would_have_been_also_where_it_had_to_ask(asks, play, monkeypatch):
+    """A party that vanishes by plan has done its local work. One whose rank asks for the model, and is late with that, has not."""
+    from fedmpi.runtime.mirror import Mirror
+    from fedmpi.transport.endpoint import Endpoint
+
+    follow, send, slept = Mirror.follow, Endpoint.send, []
+
+    def erring(self, delta):
+        follow(self, delta)
+        if asks and threading.current_thread().name == "rank 3" and delta.round == 2:
+            self._set(self.theta + 1, self.version)
+
+    def late(self, rank, message):
+        named = "AskModel" if asks else "TrainReport"
+        if self.rank == 3 and type(message).__name__ == named and message.round == 3 and not slept:
+            slept.append(time.sleep(4))
+        send(self, rank, message)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Mirror, "follow", erring)
+        patch.setattr(Endpoint, "send", late)
+        lost = play("Small", "--round-deadline 2 --checkpoint-every 0 --eval-every 0")
+    plan = lost["dropouts"]["lost"]["plan"]
+    assert {event.split(":")[0] for event in plan} >= {"3"}
+    flags = f"--aggregation plain --checkpoint-every 0 --eval-every 0 --dropout {','.join(plan)}"
+    assert lost["model_sha256"] == play("Small", flags, name="planned", ranks=2)["model_sha256"]
