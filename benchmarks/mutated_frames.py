@@ -43,7 +43,7 @@ from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.runtime.tallies import Tallies
 from fedmpi.transport.memory import Hub, run_ranks
 from fedmpi.wire.frame import FRAMING
-from fedmpi.wire.messages import Ready, Stop, Tally, encode
+from fedmpi.wire.messages import Checkpoint, Ready, Stop, Tally, encode
 
 RANKS, PARTIES, COORDINATES, LIAR = 4, 6, 64, 1
 LIARS = (0, 1)  # parties of rank 1
@@ -307,22 +307,24 @@ def judged(pool: Pool, frames: int, folder: str, wanted: str, flags: str) -> dic
 # ---- a client ----
 
 
-def recorded(folder: str, flags: str) -> list[tuple[Client, object]]:
-    """(a client as it was, the message that came to it then), the first of every kind."""
-    seen: dict[type, tuple[Client, object]] = {}
-    handlers = ("train", "evaluate", "protocol", "fill")
+def recorded(folder: str, flags: str) -> list[tuple[Client, clients.Mirror, object]]:
+    """(a client and its rank's model as they were, the message that came to them then), the first of every kind."""
+    seen: dict[type, tuple[Client, clients.Mirror, object]] = {}
+    serve = clients.Rank.serve
 
-    def watched(name):
-        whole = getattr(Client, name)
+    def watched(self):
+        poll = self._endpoint.poll
 
-        def handler(self, message):
-            if self.endpoint.rank == LIAR and type(message) not in seen:
-                seen[type(message)] = twin_of(self), message
-            whole(self, message)
+        def polled(timeout=None):
+            arrived = poll(timeout)
+            if self._endpoint.rank == LIAR and arrived is not None and not isinstance(arrived[1], (Stop, Checkpoint)):
+                seen.setdefault(type(arrived[1]), (twin_of(self._home), copy.copy(self._mirror), arrived[1]))
+            return arrived
 
-        return handler
+        self._endpoint.poll = polled
+        return serve(self)
 
-    with replaced(Client, **{name: watched(name) for name in handlers}):
+    with replaced(clients.Rank, serve=watched):
         run(folder, flags)
     return list(seen.values())
 
@@ -341,18 +343,18 @@ def client(pool: Pool, frames: int, folder: str) -> dict:
     states = recorded(folder, "") + recorded(folder, "--metrics securesum")
     stop = bytes(encode(Stop()))
     for number in range(frames):
-        snapshot, message = states[number % len(states)]
+        snapshot, mirror, message = states[number % len(states)]
         pool.kinds = {type(message): collections.deque([(0, bytes(encode(message)))])}
         twin = twin_of(snapshot)
         for frame in (pool.draw()[1], stop):
             twin.endpoint._hub.queues[1].put((0, frame))
         try:
-            clients.Rank(twin.endpoint, twin, None).serve()
+            clients.Rank(twin.endpoint, twin, copy.copy(mirror), None).serve()
             verdicts["taken"] += 1
         except FedmpiError as error:
             assert "\n" not in str(error), str(error)
             verdicts["refused"] += 1
-    return dict(verdicts) | {"kinds": sorted({type(message).__name__ for _, message in states})}
+    return dict(verdicts) | {"kinds": sorted({type(message).__name__ for *_, message in states})}
 
 
 def main() -> None:

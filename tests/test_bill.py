@@ -243,3 +243,22 @@ def test_help_is_for_a_person(capsys):
     assert main(["cost", "--help"]) == 0
     said = capsys.readouterr().out
     assert "--link NAME|FILE" in said and "fedmpi cost --parties 20 200 2000" in said
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"up: 1{'0' * 400}\ndown: 1e6\nlatency: 0.1\n",
+        "up: 1e6\ndown: 1e6\nlatency: 2026-99-99\n",
+        "[" * 5000,
+        "up: 1e-320\ndown: 1e6\nlatency: 0\n",  # seconds that are no number
+        "up: 1e6\ndown: 1e6\nlatency: 1e308\njitter: 1e308\n",
+    ],
+)
+def test_a_link_that_cannot_be_is_a_line(text, tmp_path):
+    from fedmpi.bill.links import find
+    from fedmpi.errors import ConfigError
+
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="mine.yaml"):
+        find(str(tmp_path / "mine.yaml"))

@@ -127,4 +127,4 @@ def test_plain_and_secure_runs_end_with_one_model(make_config, run_in_memory, su
     plain, secure = run("plain"), run("secure")
     assert plain["model_sha256"] == secure["model_sha256"]
     said = capsys.readouterr().out
-    assert "rounding: " in said and "made another model" not in said  # ranks turn the sums back as rank 0 does
+    assert "rounding: " in said and "has another model" not in said  # ranks turn the sums back as rank 0 does

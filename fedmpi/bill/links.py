@@ -32,6 +32,7 @@ import yaml
 from fedmpi.errors import ConfigError
 
 QUANTILE = 0.5  # p above
+LEAST, MOST = 1e-9, 1e18  # of a number in a file: what follows from it is one as well
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ def find(name: str) -> Link:
         raise ConfigError(f"link = {name}: must be one of {', '.join(PROFILES)}, or a file with {', '.join(NUMBERS)}")
     try:
         said = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+    except (OSError, yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
         raise ConfigError(f"link = {name}: cannot be read as YAML or JSON ({str(error).splitlines()[0]})") from None
     if not isinstance(said, dict):
         raise ConfigError(f"link = {name}: must hold named numbers: {', '.join(NUMBERS)}")
@@ -110,11 +111,13 @@ def _from_file(path: Path, said: dict) -> Link:
 def _number(path: Path, field: str, value: object) -> float:
     try:
         number = math.nan if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     positive = field in ("up", "down", "device")
-    if not (math.isfinite(number) and (number > 0 if positive else number >= 0)):
+    if not (number >= 0 if not positive else number > 0):
         raise ConfigError(f"{path}: {field} = {value}: must be a number {'above 0' if positive else 'of 0 or more'}")
+    if not (number == 0 or LEAST <= number <= MOST):
+        raise ConfigError(f"{path}: {field} is out of range: must be from {LEAST:g} to {MOST:g}")
     return number
 
 

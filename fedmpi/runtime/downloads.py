@@ -11,6 +11,7 @@ A rank with several parties gets one copy. What each party would have needed on 
 last, and is kept by party: the ledger's logical column.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 import numpy as np
@@ -26,6 +27,7 @@ from fedmpi.wire.support import encode_support
 
 UNKNOWN = -1  # a version that nobody has: of a run that was resumed
 TRUSTED = 2  # times that a rank may ask for all of it before it gets nothing else
+KEPT = 4  # versions that are kept for a rank that asks late: it still owes the work of that round
 
 
 class Downloads:
@@ -44,6 +46,10 @@ class Downloads:
         self._has = dict.fromkeys(range(endpoint.size), 0)  # rank -> the version that it was brought to
         self._owns = np.zeros(config.run.parties, np.int64)  # the same by party, were it alone
         self._asked: dict[int, list[int]] = {}  # rank -> the versions that it asked for all of
+        self._told: dict[int, set[int]] = {}  # rank -> its parties that were brought to the version that it has
+        self._models: deque[tuple[int, np.ndarray, bytes]] = deque(
+            maxlen=KEPT
+        )  # the last versions, with what steps kept
 
     def go_on(self, version: int) -> None:
         """A resumed run begins with the model of this version, which nobody has."""
@@ -82,7 +88,12 @@ class Downloads:
         """To a rank whatever it lacks of the model, which is theta, for these of its parties."""
         for message in self._lacking(rank, self._has[rank], theta):
             self._endpoint.send(rank, message)
+        if self._has[rank] != self.version:
+            self._told[rank] = set()
         self._has[rank] = self.version
+        self._told.setdefault(rank, set()).update(parties)
+        if not self._models or self._models[-1][0] != self.version:
+            self._models.append((self.version, theta, pack_arrays(self._algorithm.server_state())))
         own = self._owns[list(parties)]
         for version in np.unique(own).tolist():
             some = [party for party, has in zip(parties, own.tolist()) if has == version]
@@ -96,26 +107,29 @@ class Downloads:
         since = [delta for delta in self._sums if delta.base >= has]
         if since and since[0].base == has and self._follows(rank):
             return since
-        return [self._whole(rank, theta)]
+        return [self._whole(rank, self.version, theta, pack_arrays(self._algorithm.server_state()))]
 
     def _follows(self, rank: int) -> bool:
         """Whether it gets sums."""
         return not self._whole_only and len(self._asked.get(rank, ())) < TRUSTED
 
-    def _whole(self, rank: int, theta: np.ndarray) -> Model:
+    def _whole(self, rank: int, version: int, theta: np.ndarray, state: bytes) -> Model:
         """With what steps keep between them, for who is to follow from there."""
-        state = pack_arrays(self._algorithm.server_state()) if self._follows(rank) else b""
-        return Model(self.version, theta=theta, state=state)
+        return Model(version, theta=theta, state=state if self._follows(rank) else b"")
 
-    def resend(self, rank: int, theta: np.ndarray) -> bool:
-        """All of it to a rank that asks; False if it had been sent that."""
+    def resend(self, rank: int, version: int) -> bool:
+        """All of the model that a rank asks for; False if it had been sent that. One that asks late gets that of the round that it still
+        is in, and has the sums since; of one that is long over, the newest."""
         asked = self._asked.setdefault(rank, [])
-        if self.version in asked:
+        if version in asked or version > self.version or not self._models:
             return False
-        asked.append(self.version)
+        asked.append(version)
+        kept = next((model for model in self._models if model[0] == version), self._models[-1])
         again = ", and gets nothing else from now on" if len(asked) == TRUSTED else ""
-        self._say(f"rank {rank} made another model of the sums than rank 0; it is sent all of it{again}")
-        self._endpoint.send(rank, self._whole(rank, theta))
+        self._say(f"rank {rank} has another model than rank 0 after round {version}; it is sent all of it{again}")
+        message = self._whole(rank, *kept)
+        self._endpoint.send(rank, message)
+        self._endpoint.ledger.charge(message, rank, sorted(self._told.get(rank, ())), size(message))
         return True
 
 

@@ -81,8 +81,8 @@ class Mailbox:
         was lost; `on_loss` as the setting."""
         self.endpoint, self.placement, self.patience, self._on_loss = endpoint, placement, patience, on_loss
         self.conduct, self._warn = conduct or Conduct(placement), warn
-        # Who sends a rank all of the model when it asks for that; False: it had been sent that.
-        self.resend: Callable[[int], bool] = nobody
+        # Who sends a rank all of a model, by its version, when it asks for that; False: it had been sent that.
+        self.resend: Callable[[int, int], bool] = lambda rank, version: False
         self.losses: list[Loss] = []
         self.caught = 0  # offences that were named
         self._owed: set[tuple[int, type[Message]]] = set()  # what ranks were asked for and did not send in time
@@ -172,7 +172,8 @@ class Mailbox:
                     return None
                 source, message = arrived
                 if isinstance(message, AskModel) and not self.conduct.is_out(source):
-                    out = None if self.resend(source) else self.blame(source, "asked for a model that it had been sent")
+                    known = self.resend(source, message.round)
+                    out = None if known else self.blame(source, "asked for a model that it had been sent")
                 elif not self.conduct.is_out(source):
                     stranger = self._not_hosted(source, message)
                     if stranger is None:

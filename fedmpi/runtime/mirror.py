@@ -31,13 +31,21 @@ def move(
     values = mechanism.of_round(round).decode(total)
     if support is None and len(values) < algorithm.dimension:
         support = algorithm.public_support(theta)
-    return algorithm.step(theta, values, rate, support)
+    # A copy: a step that writes into what it is given must not change the model that others still have.
+    return frozen(algorithm.step(theta.copy(), values, rate, support))
+
+
+def frozen(theta: np.ndarray) -> np.ndarray:
+    """A model that nobody writes into: parties of one rank work from it one after the other, and a digest of it is kept."""
+    kept = np.array(theta)
+    kept.setflags(write=False)
+    return kept
 
 
 class Mirror:
     def __init__(self, algorithm: Algorithm, mechanism: Mechanism):
         self._algorithm, self._mechanism = algorithm, mechanism
-        self._set(algorithm.initial(), 0)
+        self._set(frozen(algorithm.initial()), 0)
 
     def _set(self, theta: np.ndarray, version: int) -> None:
         self.theta, self.version, self._digest = theta, version, digest(theta)

@@ -107,13 +107,21 @@ class Rank:
         waiting = False
         while True:
             message = self._held.popleft() if self._held and not waiting else next_message(self._endpoint)
-            if isinstance(message, Stop):
+            if isinstance(message, Stop) and not (waiting and self._keeps(message)):
                 return self.stop(message)
-            if waiting and not isinstance(message, Model):
+            if waiting and isinstance(message, Adopt) and not message.parties:
+                # Rank 0 had lost this rank, and threw away what it asked for; what it held is of rounds that are over.
+                self._held.clear()
+                self._asked_for = None
+            elif waiting and not isinstance(message, Model):
                 self._held.append(message)
                 continue
             handlers.get(type(message), self.pass_on)(message)
             waiting = self._asked_for is not None and not isinstance(message, Model)
+
+    def _keeps(self, message: Stop) -> bool:
+        """Whether it leaves only with the model that it waits for: the last test, where metrics stay home, is not waited for."""
+        return isinstance(self._asked_for, Evaluate) and self._home.config.run.keep_parties and not message.code
 
     def begin(self, task: Train | Evaluate) -> None:
         """A task, if this rank has the model that it is about. If not, and it is not the model of a round that is over, rank 0 is
@@ -128,7 +136,7 @@ class Rank:
             return log.debug("%s of round %d came too late", type(task).__name__, task.round)
         self._asked_for = task
         self._held.appendleft(task)
-        self._endpoint.send(SERVER, AskModel(task.round))
+        self._endpoint.send(SERVER, AskModel(task.version))
 
     def pass_on(self, message: Message) -> None:
         about = speakers(message)[:1]

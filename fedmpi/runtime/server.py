@@ -32,7 +32,7 @@ from fedmpi.runtime.evaluate import add_reports
 from fedmpi.runtime.gather import Gathering, Outcome
 from fedmpi.runtime.limits import Limits
 from fedmpi.runtime.mailbox import Mailbox
-from fedmpi.runtime.mirror import move
+from fedmpi.runtime.mirror import frozen, move
 from fedmpi.runtime.placement import Placement, named
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.runtime.tallies import Tallies
@@ -95,8 +95,8 @@ class Server:
         self.lost: list[str] = []  # what a dropout plan would say of the parties of lost ranks, and of who was late
         self.adoption = Adoption(self.config, mailbox, record.terminal.warn)
         self.downloads = Downloads(self.config, mailbox.endpoint, algorithm, mechanism, record.terminal.warn)
-        mailbox.resend = lambda rank: self.downloads.resend(rank, self.theta)
-        self.theta = algorithm.initial()
+        mailbox.resend = self.downloads.resend
+        self.theta = frozen(algorithm.initial())
         self.references: dict[str, float | None] = dict.fromkeys(algorithm.reference_scores)
         self.scores: dict[str, float | None] = dict.fromkeys(algorithm.scores)
         self.told: dict[int, int] = {}  # who was asked for the last test -> on which rank
@@ -396,7 +396,7 @@ class Server:
     def restore(self, round: int) -> dict[str, Any]:
         """Go on from a checkpoint; returns what else it holds: of who broke the rules."""
         arrays, state = checkpoint.load_server(self.config, round, self.orders.mark)
-        self.theta = arrays.pop("theta")
+        self.theta = frozen(arrays.pop("theta"))
         self.downloads.go_on(round)
         self.tallies.restore(arrays.pop("ledger"), state["tally"])
         self.algorithm.load_server_state({name.partition(".")[2]: value for name, value in arrays.items()})

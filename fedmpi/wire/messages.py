@@ -134,7 +134,7 @@ class Delta(_Download):
 
 @dataclass(frozen=True)
 class AskModel(_Download):
-    """A rank to rank 0: what it has made of the deltas is not the model that it was told of; send all of it."""
+    """A rank to rank 0: what it has is not the model that it was told of; send all of it. `round`: its version."""
 
     TYPE = 33
 
