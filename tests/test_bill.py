@@ -33,6 +33,11 @@ SETTINGS = [
     "--aggregation secure --graph regular",
     f"{IMAGES} --support dense --method centaur --download full --aggregation secure",
     f"{IMAGES} --support dense --method fedavg --epsilon inf",
+    f"{IMAGES} --support shared --aggregation secure --keys batch:16",
+    f"{IMAGES} --support shared --aggregation secure --keys batch:2",
+    f"{IMAGES} --support union --aggregation secure --keys batch:2",
+    f"{IMAGES} --support dense --aggregation secure --metrics securesum --pki PKI --keys batch:2",
+    f"{IMAGES} --support dense --aggregation hybrid --clear-parties 0,3 --keys batch:3",
     f"{RATINGS} --method fedmf --aggregation plain --support own",
     f"{RATINGS} --method fedmf --aggregation secure",
     f"{RATINGS} --method fedmf --aggregation secure --download full",
@@ -74,16 +79,20 @@ def test_the_law_is_the_ledger(flags, make_config, run_in_memory, tmp_path):
     for evaluation, lines in ((False, bill.training), (True, bill.evaluation)):
         found = counted(config, evaluation)
         assert {(line.message, line.direction) for line in lines} == set(found)
-        for line in lines:
-            number, payload = found[line.message, line.direction]
-            assert number == line.share * config.run.parties * rounds[evaluation] * line.number, line
-            each = payload / number
-            if line.sign == laws.EXACT:
-                assert each == line.payload, line
-            elif line.sign == laws.EXPECTED:
-                assert each == pytest.approx(line.payload, rel=0.02, abs=HEAD), line
+        for key, (number, payload) in found.items():
+            of_it = [
+                line for line in lines if (line.message, line.direction) == key
+            ]  # one for each length of a batch of keys
+            numbers = [x.share * config.run.parties * rounds[evaluation] * x.number * x.often for x in of_it]
+            assert number == pytest.approx(sum(numbers), rel=1e-12), key
+            law = sum(count * line.payload for count, line in zip(numbers, of_it))
+            (sign,) = {line.sign for line in of_it}
+            if sign == laws.EXACT:
+                assert payload == pytest.approx(law, rel=1e-12), key
+            elif sign == laws.EXPECTED:
+                assert payload / number == pytest.approx(law / number, rel=0.02, abs=HEAD), key
             else:
-                assert each <= line.payload, line
+                assert payload <= law, key
 
 
 def priced(config, parties=None):
@@ -120,6 +129,8 @@ def test_trips_are_what_somebody_waits_for(make_config):
         "--aggregation plain --support union": 2,
         "--aggregation secure": 4,
         "--aggregation secure --support union": 5,
+        "--aggregation secure --keys batch:16": 2,
+        "--aggregation secure --support union --keys batch:16": 3,
         "--aggregation hybrid --clear-parties 0": 4,
         "--aggregation plain --metrics none": 1,
     }

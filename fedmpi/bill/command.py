@@ -91,7 +91,7 @@ def text_of(config: Config, bill: laws.Bill, link: Link | None) -> str:
     settings = config.aggregation
     lines = [
         f"{config.run.method} on {config.data.dataset}, {bill.parties} parties: {settings.aggregation} aggregation, support "
-        f"{settings.support}, download {settings.download}",
+        f"{settings.support}, download {settings.download}, keys {settings.keys}",
         f"  {bill.coordinates} coordinates of {bill.bits} bits a party and round"
         + (f", {bill.degree} neighbours" if bill.hidden else "")
         + (f", {bill.taking_part:g} take part" if bill.taking_part != bill.parties else ""),
@@ -118,7 +118,8 @@ def _late(config: Config, bill: laws.Bill, link: Link | None) -> Iterator[str]:
         return
     for phase in laws.phases(bill.training):
         number = laws.ways((line.phase, line.direction) for line in bill.training if line.phase is phase)
-        took, limit = _seconds(link, bill, phase, number), laws.deadline(config, phase)
+        took = max(seconds for _, seconds in _cases(link, bill, phase, number, Purpose.TRAINING))
+        limit = laws.deadline(config, phase)
         if took > limit:
             option = "--phase-deadline" if phase in laws.LATER else "--round-deadline"
             yield f"{phase} is not over when its deadline is ({limit:g} s): raise {option} above {took:.0f}"
@@ -133,13 +134,20 @@ def _cells(lines: list[laws.Line] | tuple[laws.Line, ...]) -> str:
 
 
 def _seconds(link: Link, bill: laws.Bill, phase: Phase, ways: int, purpose: Purpose = Purpose.TRAINING) -> float:
-    """Of the party that has most to move: in a hybrid that is one that has this phase at all."""
-    load = {
-        direction: sum(x.bytes for x in bill.lines(purpose) if x.phase is phase and x.direction == direction)
-        for direction in (laws.UP, laws.DOWN)
-    }
+    """In the mean over the rounds: what only some of them have, keys of a batch, is shared out."""
+    return sum(often * seconds for often, seconds in _cases(link, bill, phase, ways, purpose))
+
+
+def _cases(link: Link, bill: laws.Bill, phase: Phase, ways: int, purpose: Purpose) -> list[tuple[float, float]]:
+    """(how often, seconds) of the phase as it comes up, for the party that has most to move: in a hybrid one that has it at all."""
     parties = bill.taking_part if purpose is Purpose.TRAINING else bill.parties
-    return link.phase(ways, [(load[laws.UP], load[laws.DOWN], 0.0)], parties)
+    lines = [line for line in bill.lines(purpose) if line.phase is phase]
+    found = []
+    for batch in {line.batch for line in lines}:
+        some = [line for line in lines if line.batch == batch]
+        load = {way: sum(x.bytes for x in some if x.direction == way) for way in (laws.UP, laws.DOWN)}
+        found.append((some[0].often, link.phase(ways, [(load[laws.UP], load[laws.DOWN], 0.0)], parties)))
+    return found
 
 
 def _whole(link: Link, bill: laws.Bill, purpose: Purpose) -> float:
@@ -181,7 +189,7 @@ def rows_of(config: Config, bill: laws.Bill, link: Link | None) -> list[dict[str
                 about
                 | {"of": name, "phase": str(line.phase), "message": line.message, "direction": line.direction}
                 | {"payload": line.payload, "framing": FRAMING, "size": signs[line.sign]}
-                | {"messages": line.number, "share_of_parties": line.share, "bytes": line.mean}
+                | {"messages": line.number * line.often, "share_of_parties": line.share, "bytes": line.mean}
             )
         rows.append(
             about

@@ -9,7 +9,8 @@ of the values is known). Under support union the union of what parties propose i
 propose the same, unless it is told.
 
 One way of a phase is all that goes in one direction before somebody must wait for an answer. Two ways are a trip: the model down and the
-update up are one, and the protocol has AdvertiseKeys up and down, ShareKeys up and down, MaskedInput up, Unmask down and up.
+update up are one, and the protocol has AdvertiseKeys up and down, ShareKeys up and down, MaskedInput up, Unmask down and up. Where keys are
+made for a batch of rounds, what makes them is in the bill with its part of a round; trips are those of a round that has its keys.
 """
 
 import dataclasses
@@ -59,6 +60,8 @@ class Line:
     sign: str = EXACT
     number: float = 1.0  # of them, to a party that gets any
     share: float = 1.0  # of the parties that take part
+    often: float = 1.0  # of the rounds, on the average over the run: keys of a batch are made once
+    batch: int = 0  # rounds of that batch; 0: it comes in every round
 
     @property
     def message(self) -> str:
@@ -70,13 +73,13 @@ class Line:
 
     @property
     def bytes(self) -> float:
-        """With framing, of a party that gets any."""
+        """With framing, of a party that gets any in a round that has it."""
         return self.number * (self.payload + FRAMING)
 
     @property
     def mean(self) -> float:
-        """Of a party that takes part."""
-        return self.share * self.bytes
+        """Of a party that takes part, in a round of the run."""
+        return self.share * self.often * self.bytes
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,8 @@ def price(setting: Setting, parties: int, union: int | None = None) -> Bill:
         if hidden:
             agreed = rules.of(Session(1), hidden, encoding)
             degree = agreed.degree
-            training += _protocol(agreed, hidden / cohort, EXPECTED if settings.support == "union" else EXACT)
+            training += _keys(config, agreed, hidden / cohort)
+            training += _sum(agreed, hidden / cohort, EXPECTED if settings.support == "union" else EXACT)
         if config.privacy.shown == "party":
             training.append(Line(TrainReport, UP, TrainReport.wire_size(1, shape.report_columns)))
     return Bill(
@@ -214,17 +218,37 @@ def _in_the_clear(config: Config, shape: Shape, mechanism: Mechanism, encoding: 
     return Line(PlainInput, UP, size, EXPECTED if own or config.aggregation.support == "union" else EXACT, share=share)
 
 
-def _protocol(rules: Rules, share: float = 1.0, of_input: str = EXACT) -> Iterator[Line]:
-    """Of a hidden party, from its keys to its shares; nobody drops out. `of_input`: how sure its length is."""
+def _keys(config: Config, rules: Rules, share: float = 1.0) -> Iterator[Line]:
+    """Made for every round, or for batches of them, the last of which may be a short one."""
+    size, rounds, peers = config.aggregation.key_rounds, config.run.rounds, rules.degree
+    made = {0: 1.0}  # rounds of a batch -> the share of the rounds that make keys for so many
+    if size:
+        made = {
+            length: number / rounds
+            for length, number in ((size, rounds // size), (rounds % size, 1))
+            if length * number
+        }
+    for batch, often in made.items():
+
+        def line(kind: type[Message], direction: str, payload: int, often: float = often, batch: int = batch) -> Line:
+            return Line(kind, direction, payload, share=share, often=often, batch=batch)
+
+        yield line(secagg.AdvertiseKeys, UP, secagg.AdvertiseKeys.wire_size(rules.active))
+        yield line(secagg.KeyList, DOWN, secagg.KeyList.wire_size(peers, rules.active, not rules.complete))
+        if batch:
+            yield line(secagg.ShareBatch, UP, secagg.ShareBatch.wire_size(peers, batch))
+        else:
+            yield line(secagg.ShareKeys, UP, secagg.ShareKeys.wire_size(peers))
+        yield line(secagg.ShareList, DOWN, secagg.ShareList.wire_size(peers, batch))
+
+
+def _sum(rules: Rules, share: float = 1.0, of_input: str = EXACT) -> Iterator[Line]:
+    """A party whose neighbours all hold its shares; nobody drops out. `of_input`: how sure its length is."""
     peers, active, everyone = rules.degree, rules.active, rules.cohort
 
     def line(kind: type[Message], direction: str, size: int, sign: str = EXACT) -> Line:
         return Line(kind, direction, size, sign, share=share)
 
-    yield line(secagg.AdvertiseKeys, UP, secagg.AdvertiseKeys.wire_size(active))
-    yield line(secagg.KeyList, DOWN, secagg.KeyList.wire_size(peers, active, not rules.complete))
-    yield line(secagg.ShareKeys, UP, secagg.ShareKeys.wire_size(peers))
-    yield line(secagg.ShareList, DOWN, secagg.ShareList.wire_size(peers))
     yield line(secagg.MaskedInput, UP, secagg.MaskedInput.wire_size(rules.dimension, rules.bits), of_input)
     if active:
         yield line(secagg.SurvivorList, DOWN, secagg.SurvivorList.wire_size(everyone))
@@ -242,8 +266,10 @@ def _evaluation(config: Config, shape: Shape, rules: ProtocolRules) -> Iterator[
     if shown == "party":
         yield Line(EvalReport, UP, EvalReport.wire_size(1, shape.score_columns))
     else:
-        session = Session(1, Purpose.TEST)
-        yield from _protocol(rules.of(session, config.run.parties, figures.encoding(shape.score_columns)))
+        agreed = rules.of(Session(1, Purpose.TEST), config.run.parties, figures.encoding(shape.score_columns))
+        every_time = dataclasses.replace(config.aggregation, keys="round")
+        yield from _keys(dataclasses.replace(config, aggregation=every_time), agreed)
+        yield from _sum(agreed)
 
 
 def _notes(config: Config, mechanism: Mechanism, union: int | None) -> Iterator[str]:
@@ -256,6 +282,9 @@ def _notes(config: Config, mechanism: Mechanism, union: int | None) -> Iterator[
         )
     if config.aggregation.dropout:
         yield "dropout: nobody drops out in a bill; who vanishes sends less, and opening its masks costs the others little"
+    if config.aggregation.key_rounds and config.aggregation.aggregation != "plain":
+        size = min(config.aggregation.key_rounds, config.run.rounds)
+        yield f"keys: made once in {size} rounds, in two more trips; their bytes and seconds are shared out over the rounds"
     if not mechanism.noisy and config.aggregation.download == "delta":
         yield "without noise only the range of a sum is known: its size is a bound"
 
@@ -300,5 +329,5 @@ def ways(found: Iterable[tuple[Phase, str]]) -> int:
 
 
 def trips(lines: Iterable[Line]) -> int:
-    """Rounds of messages between a party and rank 0: two ways each."""
-    return -(-ways((line.phase, line.direction) for line in lines) // 2)
+    """Rounds of messages between a party and rank 0: two ways each. Of a round that has its keys, where they are made for several."""
+    return -(-ways((line.phase, line.direction) for line in lines if not line.batch) // 2)
