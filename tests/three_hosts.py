@@ -65,7 +65,8 @@ class Hosts:
         self._door.listen()
         self.agent.write_text(AGENT.format(python=sys.executable, path=str(folder / "door")))
         self.agent.chmod(0o755)
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._server = threading.Thread(target=self._serve, daemon=True)
+        self._server.start()
         try:
             self._begin("switch")
             self.on_switch("ip", "link", "add", "bridge", "type", "bridge")
@@ -201,6 +202,9 @@ class Hosts:
         return found
 
     def stop(self) -> None:
+        with contextlib.suppress(OSError):  # it has been
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._server.join()  # closed under its hands, the next socket of that number would be its door
         self._door.close()
         for name in list(self._inits):
             with contextlib.suppress(OSError, IndexError):
