@@ -160,27 +160,27 @@ class ShapedHosts(Hosts):
         """`congestion`: how TCP reacts to it, on every host; cubic is what Linux does unless told otherwise."""
         self._congestion = congestion
         self._doors: dict[str, tuple[int, int]] = {}
-        self._relay: subprocess.Popen | None = None
+        self._open: list[int] = []
+        self.relay: subprocess.Popen | None = None
         super().__init__(folder, names)
         ways = {
             name: [(link.up, link.latency, link.jitter), (link.down, link.latency, link.jitter)]
             for name, link in links.items()
         }
-        self._relay = subprocess.Popen(
+        self.relay = subprocess.Popen(
             [sys.executable, __file__, json.dumps([self._doors, ways, seed])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            pass_fds=[fd for fd, _ in self._doors.values()],
-            cwd=Path(__file__).parent,
+            pass_fds=self._open,
         )
-        for fd, _ in self._doors.values():
-            os.close(fd)
+        self._close()
 
     def _plug_in(self, name: str, init: int, number: int) -> None:
-        if self._relay is not None:
+        if self.relay is not None:
             raise RuntimeError("a shaped host does not come back: its device went with it")
-        self._doors[name] = tun(init), number + 1
+        self._open.append(tun(init))
+        self._doors[name] = self._open[-1], number + 1
         do(*self._enter(name), "ip", "link", "set", "eth0", "txqueuelen", WAITING, "mtu", MTU)
 
     def start(self, name: str) -> None:
@@ -189,12 +189,25 @@ class ShapedHosts(Hosts):
         do(*self._enter(name), "ip", "route", "replace", "10.77.0.0/24", "dev", "eth0", "congctl", self._congestion)
 
     def stop(self) -> dict[str, dict]:
-        """Ends everything; returns what has passed, by host and way."""
-        said = ""
-        if self._relay is not None:
-            said = self._relay.communicate("\n", timeout=10)[0]
-        super().stop()
+        """Ends everything; returns what has passed, by host and way. Again: nothing."""
+        said, relay, self.relay = "", self.relay, None
+        try:
+            if relay is not None:
+                relay.stdin.close()  # with which it ends
+                relay.wait(10)
+                said = relay.stdout.read()
+        except subprocess.TimeoutExpired:
+            relay.kill()
+            relay.wait()
+        finally:
+            self._close()
+            super().stop()
         return json.loads(said or "{}")
+
+    def _close(self) -> None:
+        """This process's ends of the devices: the relay has its own."""
+        while self._open:
+            os.close(self._open.pop())
 
 
 def main() -> None:
