@@ -10,9 +10,10 @@ party at the far end and a rank 0 that is never the bottleneck. Whoever knows be
 
 Seconds of one phase, of one party:
 
-    ways x latency  +  moving(bytes up, up)  +  moving(bytes down, down)  +  device factor x CPU seconds
+    ways x (latency + look)  +  moving(bytes up, up)  +  moving(bytes down, down)  +  device factor x CPU seconds
 
-A way is a direction in which the phase has messages. Beyond the latency they need what one message of their length needs over TCP and Open
+A way is a direction in which the phase has messages. A rank that waits for one looks every 5 ms, so that it finds it 2.5 ms late in the mean
+(fedmpi.transport.endpoint). Beyond that messages need what one message of their length needs over TCP and Open
 MPI, both as they are unless told otherwise:
 
     8 x bytes x 1500 / 1448 / bandwidth   of a packet's 1,500 bytes on the link 52 are headers (IP, TCP and its timestamps)
@@ -48,6 +49,7 @@ from fedmpi.errors import ConfigError
 QUANTILE = 0.5  # p above
 PACKET, CARRIED = 1500, 1448  # bytes of a packet, and those of them that are a message's
 FIRST = 10 * CARRIED  # bytes that TCP sends before it waits for an answer (RFC 6928)
+LOOK = 0.0025  # seconds until a message that has come is found, in the mean
 EAGER = 1 << 16  # bytes that Open MPI sends unasked (btl_tcp_eager_limit)
 LEAST, MOST = 1e-9, 1e18  # of a number in a file: what follows from it is one as well
 
@@ -67,7 +69,8 @@ class Link:
 
     def seconds(self, ways: int, up: float, down: float, cpu: float = 0.0) -> float:
         """Of one party in a phase, but for jitter; bytes and CPU seconds."""
-        return ways * self.latency + self.moving(up, self.up) + self.moving(down, self.down) + self.device * cpu
+        delays = ways * (self.latency + LOOK)
+        return delays + self.moving(up, self.up) + self.moving(down, self.down) + self.device * cpu
 
     def moving(self, count: float, rate: float) -> float:
         """Seconds in which so many bytes pass at this rate, from the first bit to the last."""
