@@ -17,7 +17,7 @@ from fedmpi.aggregation.base import Sum
 from fedmpi.aggregation.dropout import planned
 from fedmpi.aggregation.protocol import Session, chosen_clear, digest
 from fedmpi.algorithm import Algorithm
-from fedmpi.errors import ProtocolError, TransportError
+from fedmpi.errors import TransportError
 from fedmpi.log import open_log
 from fedmpi.privacy.account import Releases
 from fedmpi.privacy.mechanism import Mechanism
@@ -30,6 +30,7 @@ from fedmpi.runtime.conduct import Conduct
 from fedmpi.runtime.downloads import Downloads
 from fedmpi.runtime.evaluate import add_reports
 from fedmpi.runtime.gather import Gathering, Outcome
+from fedmpi.runtime.handshake import Readiness
 from fedmpi.runtime.limits import Limits
 from fedmpi.runtime.mailbox import Mailbox
 from fedmpi.runtime.mirror import frozen, move
@@ -37,7 +38,7 @@ from fedmpi.runtime.placement import Placement, named
 from fedmpi.runtime.stopwatch import Stopwatch
 from fedmpi.runtime.tallies import Tallies
 from fedmpi.transport.endpoint import Endpoint
-from fedmpi.wire.control import NONCE, NOT_HEARD_OF
+from fedmpi.wire.control import NOT_HEARD_OF
 from fedmpi.wire.message import alone
 from fedmpi.wire.messages import Checkpoint, Evaluate, Fill, GoOn, Nonces, Ready, Setup, Stop, Tally, Train
 from fedmpi.wire.phases import Purpose
@@ -88,8 +89,6 @@ class Server:
         mailbox.endpoint.limits = Limits(self.config, algorithm, mechanism, mailbox.placement)
         # Who shares in the clear; a method's rule adds to these when ranks are ready, and then nobody does.
         self.clear = chosen_clear(self.config)
-        self.reach: dict[int, int] = {}  # rank -> the checkpoint up to which it can go on, in a resumed run
-        self.nonces: dict[int, bytes] = {}  # of each rank's parties, where the adversary is active
         self.dropouts: collections.Counter[str] = collections.Counter()
         self.lost_before: list[dict[str, Any]] = []  # ranks, before the run was interrupted
         self.lost: list[str] = []  # what a dropout plan would say of the parties of lost ranks, and of who was late
@@ -104,32 +103,32 @@ class Server:
     def handshake(self) -> None:
         """Everybody is there with the same model and data, and it is settled who shares in the clear."""
         self.releases: Releases = build.releases(self.orders, self.mechanism, type(self.algorithm))
-        lacking = self.mailbox.collect("handshake", Ready, self._take_ready, strict=True)
+        ready = Readiness(self.config, self.algorithm, self.mailbox.placement, self.resume_round)
+        lacking = self.mailbox.collect("handshake", Ready, ready.take, strict=True)
+        self.clear |= ready.clear
         silent = lacking - self.conduct.gone_ranks
         if silent or len(lacking) == len(self.mailbox.placement.ranks()):
             raise TransportError(f"no Ready from ranks {sorted(silent or lacking)} (round_deadline)")
         if self.config.aggregation.aggregation == "hybrid" and self.algorithm.chooses_clear:
             self.adoption.unheard = lacking
-        state = self.go_on() if self.config.run.resume else {}
+        state = self.go_on(ready.reach) if self.config.run.resume else {}
         # Not before: who was benched when the run was interrupted still has its say in who shares in the clear.
         self.conduct.restore(state.get("conduct", {}))
         for rank in self.conduct.benched_ranks:
             self.mailbox.endpoint.mute(rank)
         self.end.rules.check(self.clear)
         if self.config.aggregation.adversary == "active":
-            placement = self.mailbox.placement
-            absent = {rank: bytes(NONCE * len(placement.parties_of(rank))) for rank in placement.ranks()}
-            nonces = b"".join((absent | self.nonces)[rank] for rank in placement.ranks())
+            nonces = ready.all_nonces()
             told = self.reachable(range(self.config.run.parties))
             self.mailbox.to_hosts(told, lambda hosted: Nonces(nonces=nonces, parties=hosted))
             self.end.rules.meet(nonces)
         self.record.opening(self.mechanism, self.algorithm.pays_below, self.algorithm.measured_with)
 
-    def go_on(self) -> dict[str, Any]:
-        """From the newest checkpoint that all ranks have; returns what else it holds."""
+    def go_on(self, reach: dict[int, int]) -> dict[str, Any]:
+        """From the newest checkpoint that all ranks have (`reach`: the last one of each); returns what else it holds."""
         mark = self.orders.mark
         self.resume_round = round = resume.settle(
-            self.config, mark, self.resume_round, self.reach, self.releases, self.record
+            self.config, mark, self.resume_round, reach, self.releases, self.record
         )
         self.mailbox.to_all(GoOn(round))
         checkpoint.forget_after(self.config, round)
@@ -485,27 +484,3 @@ class Server:
                 self.tallies.ledger, self.watch.cpu, len(self.clear), self.config.run.parties
             )
         return self.record.closing(facts, self.releases.account, self.tallies.ledger, self.tallies.costs)
-
-    def _take_ready(self, source: int, message: Ready) -> str:
-        """What is wrong with it, if the rank lies. Another model or other data end the run: nothing has been computed yet, and a wrong
-        installation is likelier than a liar."""
-        if message.dimension != self.algorithm.dimension:
-            raise ProtocolError(
-                f"rank {source} built a model of {message.dimension} parameters, rank 0 one of "
-                f"{self.algorithm.dimension}; is the same fedmpi installed there?"
-            )
-        if self.config.privacy.shown == "party" and message.data != self.algorithm.data_fingerprint:
-            raise ProtocolError(
-                f"rank {source} prepared other data than rank 0; delete the prepared folder on its host"
-            )
-        if message.round > self.resume_round:
-            return f"said that it goes on from round {message.round}"
-        hosted, active = self.mailbox.placement.parties_of(source), self.config.aggregation.adversary == "active"
-        chooses = self.config.aggregation.aggregation == "hybrid" and self.algorithm.chooses_clear
-        if not set(message.clear) <= set(hosted if chooses else ()):
-            return "chose to share in the clear, which is not its choice, or for parties that it does not host"
-        if len(message.nonces) != NONCE * len(hosted) * active:
-            return f"sent {len(message.nonces)} bytes of nonces for {len(hosted)} parties"
-        self.clear |= set(message.clear)
-        self.nonces[source], self.reach[source] = message.nonces, message.round
-        return ""
