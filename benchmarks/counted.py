@@ -1,0 +1,106 @@
+"""What the ledger of a real run counted, beside what the size laws say of it (fedmpi.bill.laws).
+
+Runs are of the whole engine, the same server and client code as under mpirun, with every rank a thread of one process; or of mpirun
+itself. Training and evaluation are kept apart as in a bill: a download of the model is training's, whatever it is used for first.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedmpi.bill import laws
+from fedmpi.config import Config
+from fedmpi.report.terminal import Terminal
+from fedmpi.runtime.rank import run_client
+from fedmpi.runtime.server import run_server
+from fedmpi.runtime.start import start_run
+from fedmpi.transport.memory import run_ranks
+from fedmpi.wire.frame import FRAMING
+from fedmpi.wire.phases import Phase
+
+Kind = tuple[str, str, str]  # phase, message, direction
+Counts = dict[Kind, tuple[int, int]]  # (messages, payload bytes) of all parties, were each on a link of its own
+
+APART = ("setup", "bookkeeping")  # of the ranks, not of a round; a tally's length depends on the seconds that it tells
+OFF = 0.02  # part by which an expectation may be off in a run of few rounds ...
+HEAD = 24  # ... and bytes: a code's head and its padding
+
+
+def run_here(config: Config, ranks: int) -> dict:
+    """The engine inside this process; the run's summary."""
+    start = start_run(config, ranks, "in memory", Terminal())
+    try:
+        return run_ranks(ranks, lambda end: run_server(end, *start) if end.rank == 0 else run_client(end, config))[0]
+    finally:
+        start.record.close()
+
+
+def ledger(run: Path) -> list[dict[str, str]]:
+    """Rows of rounds and tests. Of round 0, which measures the references, none: a bill has no line for it."""
+    with (run / "messages.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["phase"] not in APART]
+    return [row for row in rows if row["round"] != "0" or row["phase"] != "evaluation" and row["purpose"] != "test"]
+
+
+def counted(run: Path) -> tuple[Counts, Counts]:
+    """(of training, of evaluations), over the whole run."""
+    found: tuple[Counter[Kind], ...] = tuple(Counter() for _ in range(4))
+    for row in ledger(run):
+        of_test = row["purpose"] == "test" or row["phase"] == str(Phase.EVALUATION)
+        key = row["phase"], row["message"], row["direction"]
+        found[2 * of_test][key] += int(row["logical_framing"]) // FRAMING
+        found[2 * of_test + 1][key] += int(row["logical_payload"])
+    training, test = ({k: (n[k], size[k]) for k in n if n[k]} for n, size in (found[:2], found[2:]))
+    return training, test
+
+
+def total(counts: Counts, direction: str) -> int:
+    """Bytes with framing."""
+    return sum(payload + FRAMING * number for kind, (number, payload) in counts.items() if kind[2] == direction)
+
+
+def trips(counts: Counts) -> int:
+    """Two ways each, of what was really sent."""
+    return -(-laws.ways((Phase(phase), direction) for phase, _, direction in counts) // 2)
+
+
+def union_of(run: Path) -> int | None:
+    """How many coordinates the run's unions had, in the mean; None where support is not union. No law knows it before a run."""
+    events = map(json.loads, (run / "releases.jsonl").read_text().splitlines())
+    found = [event["coordinates"] for event in events if event.get("coordinates")]
+    return round(sum(found) / len(found)) if found else None
+
+
+def compare(lines: Iterable[laws.Line], counts: Counts, taking_part: int) -> list[dict]:
+    """Each message of the law beside the ledger, with what is wrong about it. `taking_part`: parties times rounds, or tests."""
+    rows, left = [], dict(counts)
+    for line in lines:
+        number, payload = left.pop((str(line.phase), line.message, line.direction), (0, 0))
+        each = payload / number if number else 0.0
+        rows.append(
+            {"phase": str(line.phase), "message": line.message, "direction": line.direction, "number": number}
+            | {"payload": each, "law": line.payload, "sign": line.sign, "ratio": each / line.payload}
+            | {"wrong": _wrong(line, number, each, taking_part)}
+        )
+    for (phase, message, direction), (number, payload) in left.items():
+        rows.append(
+            {"phase": phase, "message": message, "direction": direction, "number": number}
+            | {"payload": payload / number, "wrong": f"{message} {direction}: {number} that the law does not know"}
+        )
+    return rows
+
+
+def _wrong(line: laws.Line, number: int, each: float, taking_part: int) -> str:
+    wanted = line.share * line.number * taking_part
+    if abs(number - wanted) > 1e-6 * wanted:
+        return f"{line.message} {line.direction}: {number} messages, by the law {wanted:g}"
+    holds = {
+        laws.EXACT: each == line.payload,
+        laws.EXPECTED: abs(each - line.payload) <= max(HEAD, OFF * line.payload),
+        laws.MOST: each <= line.payload,
+    }[line.sign]
+    return "" if holds else f"{line.message} {line.direction}: {each:g} bytes, by the law {line.sign}{line.payload:g}"
