@@ -29,8 +29,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.common import arguments, machine, save, show_machine
-from benchmarks.counted import compare, counted, ledger, run_here, total, trips, union_of
-from benchmarks.entropy import bound
+from benchmarks.counted import beside_law, counted, ledger, run_here
 from benchmarks.launch import job
 from fedmpi.algorithm import load_method, method_names
 from fedmpi.bill import laws
@@ -112,29 +111,7 @@ def measure(task: tuple[Choice, int, str]) -> dict | None:
         out = Path(folder) / "run"
         config = resolve([*flags_of(choice, parties), "--cache-dir", cache, "--out", str(out)])
         run_here(config, 3)
-        setting = Setting(config)
-        bill = laws.price(setting, parties, union_of(out) if config.aggregation.support == "union" else None)
-        training, test = counted(out)
-    messages = compare(bill.training, training, parties * ROUNDS)
-    tests = compare(bill.evaluation, test, parties)  # one, at the end
-    least = dict(zip((laws.UP, laws.DOWN), bound(setting, bill)))
-    row = {**choice, "parties": parties, "dimension": setting.shape.dimension, "coordinates": bill.coordinates}
-    row |= {"bits": bill.bits, "degree": bill.degree, "fedavg": 4 * setting.shape.dimension}
-    for way in (laws.UP, laws.DOWN):
-        lines = [line for line in bill.training if line.direction == way]
-        row[way] = {
-            "counted": total(training, way) / parties / ROUNDS,
-            "law": laws.total(lines, way),
-            "sign": laws.surety(lines),
-            "bound": least[way],
-            "test": total(test, way) / parties,
-        }
-    row |= {"trips": trips(training), "trips_law": laws.trips(bill.training), "trips_test": trips(test)}
-    row |= {"messages": messages, "test_messages": tests}
-    row["wrong"] = [message["wrong"] for message in (*messages, *tests) if message["wrong"]]
-    if row["trips"] != row["trips_law"]:
-        row["wrong"].append(f"{row['trips']} trips, by the law {row['trips_law']}")
-    return row
+        return choice | beside_law(config, out)
 
 
 def _silent() -> None:

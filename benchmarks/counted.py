@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.entropy import bound
 from fedmpi.bill import laws
+from fedmpi.bill.shape import Setting
 from fedmpi.config import Config
 from fedmpi.report.terminal import Terminal
 from fedmpi.runtime.rank import run_client
@@ -73,6 +75,36 @@ def union_of(run: Path) -> int | None:
     events = map(json.loads, (run / "releases.jsonl").read_text().splitlines())
     found = [event["coordinates"] for event in events if event.get("coordinates")]
     return round(sum(found) / len(found)) if found else None
+
+
+def beside_law(config: Config, run: Path) -> dict:
+    """A finished run's bytes and trips, of a party and round and of a party and test, beside the law, the entropy bound and dense FedAvg
+    in float32; `wrong` names what breaks its law. With the preset's metrics, so that every model reaches everybody: the last one for
+    the last test."""
+    parties, rounds, every = config.run.parties, config.run.rounds, config.evaluation.eval_every
+    setting = Setting(config)
+    bill = laws.price(setting, parties, union_of(run) if config.aggregation.support == "union" else None)
+    training, test = counted(run)
+    tests = -(-rounds // every) if every else 1  # the last round has one in any case
+    messages = compare(bill.training, training, parties * rounds)
+    of_tests = compare(bill.evaluation, test, parties * tests)
+    row: dict = {"parties": parties, "dimension": setting.shape.dimension, "coordinates": bill.coordinates}
+    row |= {"bits": bill.bits, "degree": bill.degree, "fedavg": 4 * setting.shape.dimension}
+    for way, least in zip((laws.UP, laws.DOWN), bound(setting, bill)):
+        lines = [line for line in bill.training if line.direction == way]
+        row[way] = {
+            "counted": total(training, way) / parties / rounds,
+            "law": laws.total(lines, way),
+            "sign": laws.surety(lines),
+            "bound": least,
+            "test": total(test, way) / parties / tests,
+        }
+    row |= {"trips": trips(training), "trips_law": laws.trips(bill.training), "trips_test": trips(test)}
+    row |= {"messages": messages, "test_messages": of_tests}
+    row["wrong"] = [message["wrong"] for message in (*messages, *of_tests) if message["wrong"]]
+    if row["trips"] != row["trips_law"]:
+        row["wrong"].append(f"{row['trips']} trips, by the law {row['trips_law']}")
+    return row
 
 
 def compare(lines: Iterable[laws.Line], counts: Counts, taking_part: int) -> list[dict]:
