@@ -38,7 +38,8 @@ from fedmpi.cli import resolve
 from fedmpi.config import settings_of
 from fedmpi.errors import ConfigError
 
-ROUNDS = 2
+PARTIES, ROUNDS = 8, 2
+AGAIN = 4
 # Each axis: its values, and the flags that each of them is. What fits together is the configuration's to say.
 AXES: dict[str, dict[str, str]] = {
     "method": {name: f"--method {name}" for name in method_names()},
@@ -63,10 +64,15 @@ EVERY = f"--rounds {ROUNDS} --local-epochs 0 --checkpoint-every 0 --threads 1"
 Choice = dict[str, str]  # axis -> value
 
 
+def short_work(settings: type) -> list[str]:
+    """Flags for as little training as a method with these settings can do."""
+    some = {name: value for name, value in SHORT.items() if name in settings.__dataclass_fields__}
+    return [word for name, value in some.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
 def flags_of(choice: Choice, parties: int, eval_every: int = 0) -> list[str]:
-    has = settings_of(choice["method"]).__dataclass_fields__
-    own = [word for name, value in SHORT.items() if name in has for word in (f"--{name.replace('_', '-')}", str(value))]
     words = [BASE[load_method(choice["method"]).task], EVERY, *(AXES[axis][value] for axis, value in choice.items())]
+    own = short_work(settings_of(choice["method"]))
     return [*" ".join(words).split(), *own, "--parties", str(parties), "--eval-every", str(eval_every)]
 
 
@@ -197,36 +203,45 @@ def _way(row: dict, way: str) -> str:
     return f"{found['counted']:>8.0f} {law:>7} {found['counted'] / row['fedavg']:>7.3f} {least:>6}"
 
 
+def run(quick: bool, parties: int = PARTIES, again: int = AGAIN, workers: int | None = None) -> list[dict]:
+    """The rows, with what is wrong about each. `again`: how many of them are run under mpirun, too."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as cache:
+        some = covering(parties, cache) if quick else list(choices())
+        rows = measure_all([(choice, parties, cache) for choice in some], workers or len(os.sched_getaffinity(0)))
+        for at in range(again):
+            row = rows[at * len(rows) // again]
+            row["again"] = True
+            row["wrong"] += elsewhere({axis: row[axis] for axis in AXES}, parties, cache)
+    print(
+        f"{len(rows)} combinations that are allowed, {parties} parties, {ROUNDS} rounds; a party and round, training:\n"
+    )
+    show(merged(rows))
+    kinds = [message for row in rows for message in row["messages"]]
+    exact = sum(message.get("sign") == laws.EXACT for message in kinds)
+    print(
+        f"\n{len(kinds)} kinds of message counted, {exact} with an exact law; {sum(len(row['wrong']) for row in rows)} broken"
+    )
+    print(f"{again} rows also under mpirun, and with a test after every round; {time.monotonic() - started:.0f} s")
+    return rows
+
+
 def main() -> int:
     parser = arguments("comm_cost", __doc__)
     parser.add_argument(
         "--quick", action="store_true", help="as few rows as cover every method and every pair of other values"
     )
-    parser.add_argument("--parties", type=int, default=8)
-    parser.add_argument("--mpirun", type=int, default=4, help="rows that are run under mpirun, too (4)")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="rows at a time (cores)")
+    parser.add_argument("--parties", type=int, default=PARTIES)
+    parser.add_argument("--mpirun", type=int, default=AGAIN, help="rows that are run under mpirun, too")
+    parser.add_argument("--workers", type=int, help="rows at a time (default: cores)")
     options = parser.parse_args()
     facts = machine("numpy", "mpi4py", "torch")
     show_machine(facts)
-    started = time.monotonic()
-    with tempfile.TemporaryDirectory() as cache:
-        some = covering(options.parties, cache) if options.quick else list(choices())
-        rows = measure_all([(choice, options.parties, cache) for choice in some], options.workers)
-        again = [rows[at * len(rows) // options.mpirun] for at in range(options.mpirun)]
-        for row in again:
-            row["wrong"] += elsewhere({axis: row[axis] for axis in AXES}, options.parties, cache)
-    print(
-        f"{len(rows)} combinations that are allowed, {options.parties} parties, {ROUNDS} rounds; a party and round, training:\n"
-    )
-    show(merged(rows))
+    rows = run(options.quick, options.parties, options.mpirun, options.workers)
     wrong = [f"{' '.join(row[axis] for axis in AXES)}: {what}" for row in rows for what in row["wrong"]]
-    exact = sum(message["sign"] == laws.EXACT for row in rows for message in row["messages"] if "sign" in message)
-    number = sum(len(row["messages"]) for row in rows)
-    print(f"\n{number} kinds of message counted, {exact} with an exact law; {len(wrong)} broken")
-    print(f"{len(again)} rows also under mpirun, and with a test after every round; {time.monotonic() - started:.0f} s")
     for line in wrong:
         print(f"WRONG: {line}")
-    save(options.json, facts, rows=rows, again=[{axis: row[axis] for axis in AXES} for row in again], wrong=wrong)
+    save(options.json, facts, rows=rows, wrong=wrong)
     return int(bool(wrong))
 
 

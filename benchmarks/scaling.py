@@ -41,7 +41,7 @@ from fedmpi.wire.phases import Cost
 
 FULL = (20, 50, 100, 200, 500, 1000, 2000)
 QUICK = (20, 50, 100, 200)
-MILLION = 1_000_000
+RANKS, ROUNDS, MILLION = 3, 2, 1_000_000
 TOY = (
     "--preset demo-20 --method benchmarks.toy:Method --dataset none --support dense --aggregation secure --graph regular "
     "--eval-every 0 --checkpoint-every 0 --local-epochs 0"
@@ -219,22 +219,25 @@ def show_growth(rows: list[dict], found: dict[str, Fit], far: dict, said: list[s
         print(f"  - {line}")
 
 
-def run(parties: Sequence[int], ranks: int, rounds: int, to: int) -> dict:
+def run(parties: Sequence[int], ranks: int = RANKS, rounds: int = ROUNDS, to: int = MILLION) -> dict:
     rows = [measure(n, ranks, rounds) for n in parties]
     found = fits(rows)
-    far = extrapolate(found, to, rounds)
+    beyond = [10**power for power in range(1, 12) if max(parties) < 10**power < to]
+    path = [extrapolate(found, n, rounds) for n in (*beyond, to)]
+    far = path[-1]
     said = breaks(far, max(parties), resolve(flags(to, rounds)))
     show(rows)
     show_growth(rows, found, far, said)
-    return {"rows": rows, "fits": {name: fit.as_dict() for name, fit in found.items()}, "far": far, "assumptions": said}
+    said_of_fits = {name: fit.as_dict() for name, fit in found.items()}
+    return {"rows": rows, "fits": said_of_fits, "path": path, "far": far, "assumptions": said}
 
 
 def main() -> int:
     parser = arguments("scaling", __doc__)
     parser.add_argument("--quick", action="store_true", help=f"up to {QUICK[-1]} parties")
     parser.add_argument("--parties", type=int, nargs="+", help="three numbers or more")
-    parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--ranks", type=int, default=RANKS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--to", type=int, default=MILLION, metavar="N", help="parties to extrapolate to")
     options = parser.parse_args()
     facts = machine("numpy", "mpi4py", "cryptography", "pycryptodome")
