@@ -142,14 +142,15 @@ class Liar:
         """For the judgement afterwards; the server sees nothing of this but `answer`."""
         known = self.knowledge
         if isinstance(after, states.Shared):
-            s, b = before.mask_private, after.self_mask
+            dealing = after.dealing
+            s, b = before.mask_private, dealing.self_mask
             self.secrets[round, party] = b, s
-            self.dealers[after.transcript.digest, party] = round, party
-            self.places.setdefault(round, {})[after.transcript.digest] = after.transcript
-            mask = derive(b, SELF_MASK, after.transcript.context(party), MASK_KEY_BYTES)
+            self.dealers[dealing.transcript.digest, party] = round, party
+            self.places.setdefault(round, {})[dealing.transcript.digest] = dealing.transcript
+            mask = derive(b, SELF_MASK, dealing.transcript.context(party), MASK_KEY_BYTES)
             known.masks_of.setdefault(b, set()).add(mask)
             for secret, kind in ((b, "b"), (s, "s")):  # who is the server's own among the holders hands over both
-                own = {peer for peer, keys in after.peers.items() if self.is_its_own(peer, keys.mask_key)}
+                own = {peer for peer, keys in dealing.peers.items() if self.is_its_own(peer, keys.mask_key)}
                 known.shares.setdefault((secret, kind), set()).update(own)
         elif isinstance(after, states.Masked):
             b, s = self.secrets[round, party]
@@ -157,7 +158,7 @@ class Liar:
             for peer, key in after.masks.items():
                 masks[key] = 1 if party < peer else -1
                 known.masks_of.setdefault(s, set()).add(key)
-                public = before.peers[peer].mask_key
+                public = before.dealing.peers[peer].mask_key
                 if self.is_its_own(peer, public):
                     known.told.add(key)
                 elif self.owner_of[public] in self.secrets:

@@ -12,12 +12,13 @@ from time import perf_counter, process_time
 import numpy as np
 
 from fedmpi.crypto.keys import Agreement, Channel, commit, public_key
-from fedmpi.crypto.shamir import create_shares, encode_share, secret_to_int
+from fedmpi.crypto.shamir import KEYS, SEEDS, create_shares, encode_share, secret_to_int
 from fedmpi.randomness.words import SeededWords
 from fedmpi.secagg import graph as graphs
 from fedmpi.secagg.messages import (
+    KEY_SHARE,
     SEALED,
-    SHARE,
+    SEED_SHARE,
     AdvertiseKeys,
     Bundle,
     KeyList,
@@ -146,19 +147,20 @@ class Stand:
         return handlers[type(message)](message)
 
     def _share(self, message: KeyList) -> ShareKeys:
-        rules, seed = self._cell.rules, os.urandom(32)
-        secret = self._mask_private if self._party in self._cell.dropped else seed
+        rules, seed = self._cell.rules, os.urandom(SEEDS.secret_bytes)
+        secret, field = (self._mask_private, KEYS) if self._party in self._cell.dropped else (seed, SEEDS)
         points = share_points(self._party, [peer.party for peer in message.peers])
-        (shares,) = create_shares([secret_to_int(secret)], rules.threshold, list(points.values()), os.urandom)
-        texts = dict(zip(points, map(encode_share, shares), strict=True))
+        number, places = secret_to_int(secret, field), list(points.values())
+        (shares,) = create_shares([number], rules.threshold, places, os.urandom, [field])
+        texts = dict(zip(points, (encode_share(share, field) for share in shares), strict=True))
         self._board.update({(self._party, holder): text for holder, text in texts.items()})
         timed = {peer.party: peer.cipher_key for peer in message.peers if peer.party in self._cell.sampled}
         keys = {peer.party: peer for peer in message.peers} | {self._party: self.start()}
-        place = Transcript(rules, message.digest or digest_of_keys(keys))
+        place = Transcript.of(rules, message.digest or digest_of_keys(keys))
         for peer, contexts in place.pair_contexts(self._party, timed).items():
             self._channels[peer] = bundle_channel(self._cipher, timed[peer], self._party < peer, contexts)
         bundles = [
-            Bundle(peer.party, self._channels[peer.party].seal(2 * texts[peer.party]))
+            Bundle(peer.party, self._channels[peer.party].seal(bundle(texts[peer.party])))
             if peer.party in timed
             else Bundle(peer.party, bytes(SEALED))
             for peer in message.peers
@@ -170,7 +172,7 @@ class Stand:
             self._held.append(bundle.party)
             if bundle.party in self._channels:
                 text = self._channels[bundle.party].open(bundle.sealed)
-                self._board[bundle.party, self._party] = text[:SHARE]  # of b_u: timed parties stay
+                self._board[bundle.party, self._party] = text[:SEED_SHARE]  # of b_u: timed parties stay
         size = packed_size(self._cell.d, BITS)
         return MaskedInput(1, self._party, np.random.default_rng(self._party).bytes(size - 1) + b"\0")
 
@@ -180,6 +182,11 @@ class Stand:
             kind = PairKeyShare if owner in self._cell.dropped else SelfMaskShare
             answers.append(kind(owner, self._board[owner, self._party]))
         return Unmask(1, self._party, tuple(answers))
+
+
+def bundle(share: bytes) -> bytes:
+    """With one share in it, and zeros for the one that nobody will ask for."""
+    return share + bytes(KEY_SHARE) if len(share) == SEED_SHARE else bytes(SEED_SHARE) + share
 
 
 class Round:

@@ -88,6 +88,9 @@ class Run:
     project --help)"""
 
 
+MOST_KEY_ROUNDS = 256  # of a batch of keys: what a party holds, and deals in one message, grows with them
+
+
 @dataclass(frozen=True)
 class Data:
     """Whose data: the data set and how it is split over parties."""
@@ -211,10 +214,23 @@ class Aggregation:
     dropout: str = ""
     """parties that vanish: RATE, PHASE=RATE, ROUND:PARTY:PHASE or (for good) ROUND+:PARTY:PHASE, separated by commas; phases
     support (union), advertise, share, mask, check, unmask"""
+    keys: str = "round"
+    """secure: how often keys are made: round, in every one (the paper's protocol); batch:16, once for 16 rounds, each with secrets of
+    its own: half the trips of a round, and a party that misses the making sits the batch out; not with sampling < 1"""
     download: Literal["delta", "full"] = "delta"
     """how parties get the next model: delta sends the sum that made it, and each makes it by itself; full sends the model"""
     phase_deadline: Positive = 60.0
     """seconds that a phase after the local work waits for a silent party"""
+
+    @property
+    def key_rounds(self) -> int:
+        """Rounds whose keys are made together; 0: each round has its own. ConfigError if `keys` is neither."""
+        kind, _, number = self.keys.partition(":")
+        if self.keys == "round":
+            return 0
+        if kind == "batch" and number.isascii() and number.isdecimal() and 2 <= int(number) <= MOST_KEY_ROUNDS:
+            return int(number)
+        raise ConfigError(f"keys = {self.keys}: must be round, or batch:2 to batch:{MOST_KEY_ROUNDS}")
 
 
 @dataclass(frozen=True)
@@ -388,6 +404,11 @@ def check(config: Config) -> Config:
 
 def _check_aggregation(config: Config) -> None:
     settings = config.aggregation
+    if settings.key_rounds and config.privacy.sampling < 1:
+        raise ConfigError(
+            f"keys = {settings.keys}: not with sampling < 1 ({config.privacy.sampling:g}); keys for several rounds are made by one "
+            "cohort, and every round would draw another; take --keys round"
+        )
     if settings.aggregation != "plain" and settings.support == "own":
         raise ConfigError(
             f"support = own: {settings.aggregation} aggregation adds vectors over the same coordinates, and each party would "

@@ -50,7 +50,9 @@ class Round:
         round=3,
         most_lost=None,
         purpose=Purpose.TRAINING,
+        keys=None,
     ):
+        """`keys`: more of the rules, for a round of a batch."""
         cohort = tuple(range(0, 3 * n, 3))  # parties need not be numbered without gaps
         threshold = threshold or graphs.default_threshold(n)
         self.graph = (
@@ -69,6 +71,7 @@ class Round:
             identities is not None,
             most_lost,
             purpose,
+            **(keys or {}),
         )
         rng = np.random.default_rng(seed)
         self.inputs = {p: rng.integers(0, 1 << bits, dimension, dtype=np.uint64) for p in cohort}
@@ -124,3 +127,29 @@ class Round:
         assert np.array_equal(total, self.expected(got))
         if survivors is not None:
             assert got == tuple(survivors)
+
+
+class Batch:
+    """Rounds of one batch of keys, made in the first of them."""
+
+    def __init__(self, n, rounds, *, first=3, seed=0, identities=None, **shape):
+        self.rounds = range(first, first + rounds)
+        self.seed, self.identities, self.shape = seed, identities, shape | {"n": n}
+        self.made = None  # the server that has the keys
+        self.rings = {}
+
+    def round(self, number, **changes):
+        """Ready to run; in the first round from the keys on, later from the inputs on by those who have some. `changes`: to the rules."""
+        keys = dict(batch=(self.rounds[0], self.rounds[-1])) | changes
+        found = Round(**self.shape, seed=self.seed + 1000 * number, identities=self.identities, round=number, keys=keys)
+        if number == self.rounds[0]:
+            self.made = found.server
+            self.found = found
+        else:
+            batch = self.made.batch
+            found.server = SecAggServer(found.rules, batch.neighbours, identities=found.server._identities, batch=batch)
+            self.rings |= {p: party.ring for p, party in self.found.parties.items() if party.ring is not None}
+            for p, party in found.parties.items():
+                party.ring = self.rings.get(p)
+            found.cohort = tuple(p for p in found.cohort if p in self.rings and p in batch.dealt)
+        return found

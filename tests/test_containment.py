@@ -17,9 +17,9 @@ from fedmpi.runtime.conduct import MESSAGES, Conduct
 from fedmpi.runtime.mailbox import LINGER, Mailbox, Out
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.server import Server
+from fedmpi.secagg import dealing, pki
 from fedmpi.secagg import party as machines
-from fedmpi.secagg import pki
-from fedmpi.secagg.messages import SEALED, MaskedInput, ShareKeys, Unmask
+from fedmpi.secagg.messages import SEALED, SEED_SHARE, MaskedInput, ShareKeys, Unmask
 from fedmpi.transport.endpoint import Endpoint, FrameError
 from fedmpi.transport.memory import Hub
 from fedmpi.wire.frame import FRAMING, Header
@@ -440,19 +440,19 @@ def test_who_shares_in_the_clear_is_no_ranks_choice_where_it_is_not_asked(
 def test_a_dealer_of_random_shares_is_benched(ranks, benched, make_config, run_in_memory, monkeypatch, capsys):
     """It failed every round, and nobody was named. Where all are on one rank it stays open who of them lied, and the run says what
     came of it."""
-    whole, deal, lying = machines.SecAggParty._share_keys, machines.create_shares, threading.local()
+    whole, deal, lying = machines.SecAggParty._share_keys, dealing.create_shares, threading.local()
 
     def share_keys(self, state, message):
         lying.now = self.party == 0
         return whole(self, state, message)
 
-    def shares(secrets, threshold, xs, draw):
+    def shares(secrets, threshold, xs, draw, fields):
         if lying.now:
-            return [[int.from_bytes(draw(32), "big") for _ in xs] for _ in secrets]
-        return deal(secrets, threshold, xs, draw)
+            return [[int.from_bytes(draw(field.secret_bytes), "big") for _ in xs] for field in fields]
+        return deal(secrets, threshold, xs, draw, fields)
 
     monkeypatch.setattr(machines.SecAggParty, "_share_keys", share_keys)
-    monkeypatch.setattr(machines, "create_shares", shares)
+    monkeypatch.setattr(dealing, "create_shares", shares)
     summary = run_in_memory(make_config("--parties 7 --rounds 5 --aggregation secure"), ranks)
     assert summary["dropouts"]["benched"] == benched
     assert summary["dropouts"]["failed_rounds"] == (2 if benched else 5)
@@ -464,7 +464,9 @@ def test_a_rank_that_opens_wrong_shares_costs_no_round(parties, ranks, make_conf
     def wrong(message):
         if not isinstance(message, Unmask):
             return message
-        answers = (dataclasses.replace(a, share=bytes(32) + bytes([message.party + 1])) for a in message.answers)
+        answers = (
+            dataclasses.replace(a, share=bytes(SEED_SHARE - 1) + bytes([message.party + 1])) for a in message.answers
+        )
         return dataclasses.replace(message, answers=tuple(answers))
 
     flags = f"--parties {parties} --rounds 3 --aggregation secure"

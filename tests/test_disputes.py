@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from secagg_driver import Round, identities
 
 from fedmpi.errors import ProtocolError
+from fedmpi.secagg import dealing
 from fedmpi.secagg import messages as m
 from fedmpi.secagg import party as states
 from fedmpi.secagg.disputes import who_leaves
@@ -176,7 +177,10 @@ def test_as_many_may_open_wrong_shares_as_there_are_to_spare(n, liars):
 
     def tamper(message):
         if isinstance(message, m.Unmask) and message.party in liars:
-            wrong = [dataclasses.replace(a, share=bytes(32) + bytes([message.party + 1])) for a in message.answers]
+            wrong = [
+                dataclasses.replace(a, share=bytes(m.SEED_SHARE - 1) + bytes([message.party + 1]))
+                for a in message.answers
+            ]
             return [dataclasses.replace(message, answers=tuple(wrong))]
 
     round = Round(n).run(tamper=tamper)
@@ -189,21 +193,21 @@ def test_as_many_may_open_wrong_shares_as_there_are_to_spare(n, liars):
 def test_a_dealer_of_random_shares_is_the_one_in_dispute(active):
     """Its bundles open; what is in them fits nothing. That costs the round, and is held against nobody else."""
     round = Round(7, identities=ids(7, active))
-    deal = states.create_shares
+    deal = dealing.create_shares
 
-    def random_shares(secrets, threshold, xs, random_bytes):
-        return [[int.from_bytes(random_bytes(32), "big") for _ in xs] for _ in secrets]
+    def random_shares(secrets, threshold, xs, random_bytes, fields):
+        return [[int.from_bytes(random_bytes(f.secret_bytes), "big") for _ in xs] for f in fields]
 
     whole = round.parties[6]._move
 
     def lie(message):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(states, "create_shares", random_shares)
+            patch.setattr(dealing, "create_shares", random_shares)
             return whole(message)
 
     round.parties[6]._move = lie
     round.run()
-    assert round.server.failed and deal is states.create_shares
+    assert round.server.failed and deal is dealing.create_shares
     assert round.server.disputes == {(p, 6) for p in round.cohort if p != 6} and leaving(round) == {6}
 
 
@@ -240,7 +244,9 @@ def test_parties_of_one_rank_are_one_voice():
 def wrong_share_of(owner, holder):
     def tamper(message):
         if isinstance(message, m.Unmask) and message.party == holder:
-            answers = (dataclasses.replace(a, share=bytes(m.SHARE)) if a.owner == owner else a for a in message.answers)
+            answers = (
+                dataclasses.replace(a, share=bytes(m.SEED_SHARE)) if a.owner == owner else a for a in message.answers
+            )
             return [dataclasses.replace(message, answers=tuple(answers))]
 
     return tamper

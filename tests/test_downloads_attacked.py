@@ -8,18 +8,10 @@ import time
 
 import numpy as np
 import pytest
-from test_losses import doom
+from dying_ranks import player
 
 from benchmarks.dying import Method as Dying
-from fedmpi.cli import resolve
-from fedmpi.report.terminal import Terminal
-from fedmpi.runtime.rank import run_client
-from fedmpi.runtime.server import Server, run_server
-from fedmpi.runtime.start import start_run
-from fedmpi.transport.memory import run_ranks
-
-TOY = "--dataset none --support dense --graph complete --parties 8 --rounds 6 --eval-every 2 --checkpoint-every 2 "
-TOY += "--phase-deadline 20 --round-deadline 60 --method test_downloads_attacked:"
+from fedmpi.runtime.server import Server
 
 
 class Small(Dying):
@@ -68,23 +60,8 @@ class Nothing(Small):
 
 @pytest.fixture
 def play(tmp_path):
-    def run(method, flags="", faults=None, ranks=5, name="run", dozing=None):
-        config = resolve([*(TOY + method).split(), "--out", str(tmp_path / name), *flags.split()])
-        start = start_run(config, ranks, "in memory", Terminal())
-
-        def rank(endpoint):
-            if endpoint.rank == 0:
-                return run_server(endpoint, *start)
-            if endpoint.rank in (faults or {}):
-                doom(endpoint, *faults[endpoint.rank])
-            if endpoint.rank in (dozing or {}):
-                doom(endpoint, *dozing[endpoint.rank][:2], lambda: endpoint.fall_silent(dozing[endpoint.rank][2]))
-            return run_client(endpoint, config)
-
-        try:
-            return run_ranks(ranks, rank)[0]
-        finally:
-            start.record.close()
+    def run(method, *flags, **options):
+        return player(tmp_path, f"test_downloads_attacked:{method}")(*flags, **options)
 
     return run
 

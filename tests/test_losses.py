@@ -5,74 +5,18 @@ import threading
 import time
 
 import pytest
+from dying_ranks import plain, player, sums
 
 from benchmarks.chaos import MOMENTS
-from fedmpi.cli import resolve
 from fedmpi.errors import TransportError
-from fedmpi.report.terminal import Terminal
 from fedmpi.runtime.placement import Placement, named
-from fedmpi.runtime.rank import Rank, run_client
-from fedmpi.runtime.server import run_server
-from fedmpi.runtime.start import start_run
+from fedmpi.runtime.rank import Rank
 from fedmpi.transport.heartbeat import BEAT, Silence
-from fedmpi.transport.memory import run_ranks
-
-TOY = "--method benchmarks.dying:Method --dataset none --support dense --graph complete --parties 8 --rounds 6 --eval-every 2 "
-TOY += "--checkpoint-every 2 --phase-deadline 20 --round-deadline 60"
 
 
 @pytest.fixture
 def play(tmp_path):
-    """Run it, with ranks that die: {rank: (message or `work`, round)}; returns the summary."""
-
-    def run(flags="", faults=None, ranks=5, name="run", dozing=None):
-        config = resolve([*TOY.split(), "--out", str(tmp_path / name), *flags.split()])
-        start = start_run(config, ranks, "in memory", Terminal())
-
-        def rank(endpoint):
-            if endpoint.rank == 0:
-                return run_server(endpoint, *start)
-            if endpoint.rank in (faults or {}):
-                doom(endpoint, *faults[endpoint.rank])
-            if endpoint.rank in (dozing or {}):
-                doom(endpoint, *dozing[endpoint.rank][:2], lambda: endpoint.fall_silent(dozing[endpoint.rank][2]))
-            return run_client(endpoint, config)
-
-        try:
-            return run_ranks(ranks, rank)[0]
-        finally:
-            start.record.close()
-
-    return run
-
-
-def doom(endpoint, what, round, act=None):
-    """The rank dies as it is about to send this message, or as soon as it has come."""
-    send, poll, acts = endpoint._dispatch, endpoint.poll, [act or endpoint.die]
-
-    def strike(message):
-        if acts and type(message).__name__ == what and round in (0, message.round):
-            acts.pop()()
-
-    def dying_dispatch(rank, message):
-        strike(message)
-        return send(rank, message)
-
-    def dying_poll(timeout=None):
-        arrived = poll(timeout)
-        if arrived is not None:
-            strike(arrived[1])
-        return arrived
-
-    endpoint._dispatch, endpoint.poll = dying_dispatch, dying_poll
-
-
-def plain(plan):
-    return "--aggregation plain" + (f" --dropout {','.join(plan)}" if plan else "")
-
-
-def sums(tmp_path, name):
-    return (tmp_path / name / "sums").read_text().split()
+    return player(tmp_path)
 
 
 @pytest.mark.parametrize("on_loss", ["drop", "adopt"])

@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.lying_server import Liar, run
-from fedmpi.secagg import party
-from fedmpi.secagg.messages import SHARE
+from fedmpi.secagg import dealing
+from fedmpi.secagg.messages import KEY_SHARE, SEED_SHARE
 from fedmpi.secagg.party import Identity, SecAggParty
 from fedmpi.secagg.rules import Rules
 
@@ -24,7 +24,7 @@ UNSIGNED = (SecAggParty, "_check_signatures", nothing)
 ANY_SURVIVORS = (SecAggParty, "_check_survivors", nothing)
 ANY_SIGNATURE = (Identity, "verifies", lambda *_: True)
 ONE_NAME = (Rules, "instance", b"the same for all")
-ANY_BUNDLE = (party, "_open", lambda *_: (bytes(SHARE), bytes(SHARE)))
+ANY_BUNDLE = (dealing, "_shares", lambda *_: (bytes(SEED_SHARE), bytes(KEY_SHARE)))
 SABOTAGED = {
     "nobody looks at what others signed": (Liar.many_lists, UNSIGNED),
     "nobody looks at the survivors": (Liar.many_lists, UNSIGNED, ANY_SURVIVORS),

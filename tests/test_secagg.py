@@ -109,7 +109,9 @@ def test_share_points_follow_the_numbers_of_the_parties_and_not_the_order_of_a_l
 @pytest.mark.parametrize("degree", [None, 6])
 def test_weights_are_computed_once_when_nobody_is_lost(degree, monkeypatch):
     seen, weights = [], opening.lagrange_weights
-    monkeypatch.setattr(opening, "lagrange_weights", lambda points: (seen.append(points), weights(points))[1])
+    monkeypatch.setattr(
+        opening, "lagrange_weights", lambda points, field: (seen.append(points), weights(points, field))[1]
+    )
     round = Round(12, threshold=5 if degree else 8, degree=degree).run()
     round.check_sum(round.cohort)
     assert seen == [tuple(range(1, round.rules.threshold + 1))]
@@ -220,10 +222,10 @@ CHANGES = (
 def test_contexts_of_other_instances_and_parties_differ():
     base = Rules(b"s" * 16, 1, 5, 3, 4, 4, 20)
     others = [dataclasses.replace(base, **change) for change in CHANGES]
-    every = [base, *others]
+    every = [base, *others, dataclasses.replace(base, batch=(1, 3)), dataclasses.replace(base, batch=(0, 3))]
     assert len({rules.instance for rules in every}) == len(every)
     assert len({rules.keys_text(1, b"c" * 32, b"m" * 32) for rules in every}) == len(every)
-    places = [Transcript(rules, KEYS) for rules in every] + [Transcript(base, b"l" * 32)]
+    places = [Transcript.of(rules, KEYS) for rules in every] + [Transcript.of(base, b"l" * 32)]
     contexts = {place.context(*parties) for place in places for parties in ((1, 2), (2, 1), (1,), (1, 2, 3))}
     assert len(contexts) == 4 * len(places)
     assert len({place.survivors_text((1, 2)) for place in places}) == len(places)
@@ -232,7 +234,7 @@ def test_contexts_of_other_instances_and_parties_differ():
 def test_everything_that_rules_hold_is_in_the_name_of_the_instance():
     """A field that is added and forgotten there would be one that two parties could be told differently."""
     base = Rules(b"s" * 16, 1, 5, 3, 4, 4, 20)
-    changed = {name for change in CHANGES for name in change}
+    changed = {name for change in CHANGES for name in change} | {"batch"}
     assert changed == {field.name for field in dataclasses.fields(Rules)}
     assert vars_of(base).keys() == changed
 
@@ -251,7 +253,7 @@ def test_the_digest_of_keys_is_of_parties_and_of_both_keys_in_party_order():
 
 
 def test_contexts_of_pairs_are_contexts():
-    place = Transcript(Rules(b"s" * 16, 1, 5, 3, 4, 4, 20), KEYS)
+    place = Transcript.of(Rules(b"s" * 16, 1, 5, 3, 4, 4, 20), KEYS)
     expected = {peer: (place.context(7, peer), place.context(peer, 7)) for peer in (1, 9, 300)}
     assert place.pair_contexts(7, (1, 9, 300)) == expected
 
@@ -265,7 +267,7 @@ def test_both_ends_of_a_pair_derive_the_same_and_no_other_pair_round_or_session_
     places.append((dataclasses.replace(base, about=b"another model"), 1, 2))
     sealed, keys = [], set()
     for rules, a, b in places:
-        place = Transcript(rules, KEYS)
+        place = Transcript.of(rules, KEYS)
         up, down = place.pair_contexts(a, [b])[b], place.pair_contexts(b, [a])[a]
         keys |= {mask_key(low, high.public, True, up), mask_key(high, low.public, False, down)}
         ends = bundle_channel(low, high.public, True, up), bundle_channel(high, low.public, False, down)
@@ -347,10 +349,11 @@ def test_a_peer_whose_mask_key_is_of_low_order_gets_no_input():
     party, good, _ = at_phase(m.KeyList)
     party.receive(replace(good, peers=(dataclasses.replace(good.peers[0], mask_key=bytes(32)), *good.peers[1:])))
     # the bundles are of parties that were shown the same list, as far as it can be seen here
-    contexts = party.state.transcript.pair_contexts(party.party, party.state.peers)
+    dealing = party.state.dealing
+    contexts = dealing.transcript.pair_contexts(party.party, dealing.peers)
     sealed = {
-        p: Channel(c._key, p < party.party, contexts[p][1], contexts[p][0]).seal(bytes(2 * m.SHARE))
-        for p, c in party.state.channels.items()
+        p: Channel(c._key, p < party.party, contexts[p][1], contexts[p][0]).seal(bytes(m.SEED_SHARE + m.KEY_SHARE))
+        for p, c in dealing.channels.items()
     }
     bundles = tuple(m.Bundle(p, text) for p, text in sealed.items())
     refused(party, m.ShareList(3, party.party, bundles), f"cannot agree with the key of party {good.peers[0].party}")
@@ -498,7 +501,9 @@ def test_wrong_shares_are_decoded_and_their_holders_named():
 
     def tamper(message):
         if isinstance(message, m.Unmask) and message.party in liars:
-            wrong = [dataclasses.replace(a, share=bytes(32) + bytes([message.party])) for a in message.answers]
+            wrong = [
+                dataclasses.replace(a, share=bytes(m.SEED_SHARE - 1) + bytes([message.party])) for a in message.answers
+            ]
             return [replace(message, answers=tuple(wrong))]
 
     round = Round(9, threshold=5).run(tamper=tamper)
@@ -511,7 +516,7 @@ def test_wrong_shares_are_decoded_and_their_holders_named():
 def test_without_surplus_shares_a_wrong_one_fails_the_round_and_accuses_nobody():
     def tamper(message):
         if isinstance(message, m.Unmask) and message.party == 3:
-            wrong = [dataclasses.replace(a, share=bytes(33)) for a in message.answers]
+            wrong = [dataclasses.replace(a, share=bytes(m.SEED_SHARE)) for a in message.answers]
             return [replace(message, answers=tuple(wrong))]
 
     round = Round(4, threshold=4).run(tamper=tamper)
@@ -522,7 +527,7 @@ def test_without_surplus_shares_a_wrong_one_fails_the_round_and_accuses_nobody()
 def test_opening_the_wrong_secret_is_refused():
     def change(message):
         first = message.answers[0]
-        return replace(message, answers=(m.PairKeyShare(first.owner, first.share), *message.answers[1:]))
+        return replace(message, answers=(m.PairKeyShare(first.owner, bytes(m.KEY_SHARE)), *message.answers[1:]))
 
     round = Round(7).run(tamper=lie_once(m.Unmask, LIAR, change))
     assert any("opened the wrong secret" in fault.what for fault in round.server.faults)
@@ -539,7 +544,9 @@ def test_a_dealer_that_committed_to_another_secret_is_named():
 def test_more_wrong_shares_than_can_be_told_apart_fail_the_round_and_accuse_nobody():
     def tamper(message):
         if isinstance(message, m.Unmask) and message.party in (3, 6, 9, 12, 15):
-            wrong = [dataclasses.replace(a, share=bytes(32) + bytes([message.party])) for a in message.answers]
+            wrong = [
+                dataclasses.replace(a, share=bytes(m.SEED_SHARE - 1) + bytes([message.party])) for a in message.answers
+            ]
             return [replace(message, answers=tuple(wrong))]
 
     round = Round(9, threshold=5).run(tamper=tamper)
@@ -547,14 +554,16 @@ def test_more_wrong_shares_than_can_be_told_apart_fail_the_round_and_accuse_nobo
 
 
 def test_shares_of_a_number_that_is_no_secret_open_nothing():
-    constant = {holder: (holder + 1, 2**256) for holder in range(3)}  # shares of a constant polynomial
-    with pytest.raises(CryptoError, match="do not fit its commitment"):
-        opening.Opening(2).open(0, constant, lambda secret: True)
+    for field in (shamir.KEYS, shamir.SEEDS):
+        # shares of a constant polynomial
+        constant = {holder: (holder + 1, 2 ** (8 * field.secret_bytes)) for holder in range(3)}
+        with pytest.raises(CryptoError, match="do not fit its commitment"):
+            opening.Opening(2).open(opening.Dealt(0, constant, lambda secret: True, field))
 
 
 WRONG_ANSWERS = {
     "answered for 6 peers, expected 7": lambda x: replace(x, answers=x.answers[1:]),
-    "that is no share": lambda x: replace(x, answers=(m.SelfMaskShare(0, b"\xff" * m.SHARE), *x.answers[1:])),
+    "that is no share": lambda x: replace(x, answers=(m.SelfMaskShare(0, b"\xff" * m.SEED_SHARE), *x.answers[1:])),
 }
 
 

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 FILE = Path(__file__).parent / "vectors" / "secagg_instance.json"
-PRIME = 2**256 + 297
+PRIMES = {"b": (2**128 + 51, 16), "s": (2**256 + 297, 32)}  # of what is shared, and how many bytes it has
 
 # Party 7 is lost before its input; what party 9 sealed for party 2 is damaged on its way, so that party 9 leaves.
 SETTINGS = {
@@ -79,21 +79,21 @@ class Person:
         self.drawn = {
             "s": sha(b"mask key %d" % party),
             "c": sha(b"cipher key %d" % party),
-            "b": sha(b"self mask %d" % party),
-            "coefficients": hashlib.shake_256(b"shares %d" % party).digest(2 * 32 * (SETTINGS["threshold"] - 1)),
+            "b": sha(b"self mask %d" % party)[:16],
+            "coefficients": hashlib.shake_256(b"shares %d" % party).digest(48 * (SETTINGS["threshold"] - 1)),
         }
         self.cipher, self.mask = (X25519PrivateKey.from_private_bytes(self.drawn[name]) for name in "cs")
         self.keys = self.cipher.public_key().public_bytes_raw(), self.mask.public_key().public_bytes_raw()
         self.values = [int.from_bytes(sha(b"input %d %d" % (party, i))[:4], "big") % 2**21 for i in range(3)]
 
     def share(self, secret: str, point: int) -> bytes:
-        size = 32 * (SETTINGS["threshold"] - 1)
-        drawn = self.drawn["coefficients"][:size] if secret == "b" else self.drawn["coefficients"][size:]
+        (prime, size), terms = PRIMES[secret], SETTINGS["threshold"] - 1
+        drawn = self.drawn["coefficients"][: 16 * terms] if secret == "b" else self.drawn["coefficients"][16 * terms :]
         total, product = int.from_bytes(self.drawn[secret], "big"), 1
-        for j in range(SETTINGS["threshold"] - 1):
+        for j in range(terms):
             product = product * (point - j)
-            total += int.from_bytes(drawn[32 * j : 32 * j + 32], "big") * product
-        return (total % PRIME).to_bytes(33, "big")
+            total += int.from_bytes(drawn[size * j : size * j + size], "big") * product
+        return (total % prime).to_bytes(size + 1, "big")
 
 
 class Paper:
@@ -102,7 +102,7 @@ class Paper:
         given = {name: bytes.fromhex(SETTINGS[name]) for name in ("session", "agreed", "about")}
         numbers = [SETTINGS[name] for name in ("round", "cohort", "threshold", "degree", "dimension", "bits")]
         self.instance = sha(
-            bind(b"fedmpi/secagg/3", given["agreed"], given["session"], 0, *numbers, 1, b"", given["about"])
+            bind(b"fedmpi/secagg/4", given["agreed"], given["session"], 0, *numbers, 1, b"", given["about"])
         )
         rows = [p.to_bytes(8, "big") + b"".join(self.people[p].keys) for p in PARTIES]
         self.transcript = sha(bind(b"fedmpi/transcript/1", self.instance, sha(b"".join(rows))))
@@ -258,7 +258,7 @@ def test_the_protocol_says_every_byte_of_the_vectors(kept):
         payload = bytes(memoryview(encode(message))[FRAMING:])
         if (kind, message.party) == ("ShareList", lost["holder"]):
             row = payload.index(u32(lost["dealer"]), 4) + 4
-            payload = payload[:row] + bytes(82) + payload[row + 82 :]
+            payload = payload[:row] + bytes(66) + payload[row + 66 :]
         said.setdefault(kind, {})[str(message.party)] = payload.hex()
         frame = bytes(encode(message))[:FRAMING] + payload
         assert type(decode(frame)) is MESSAGES[message.TYPE]
@@ -273,7 +273,7 @@ def test_the_protocol_says_every_byte_of_the_vectors(kept):
             answers = server.receive(through(message))
         queue += [parties[p].receive(through(answer)) for p, answer in answers]
     assert said == kept["payloads"]
-    assert server._transcript.digest.hex() == kept["transcript"]
+    assert server._made.transcript.digest.hex() == kept["transcript"]
     assert server.result()[0].tolist() == kept["sum"]
     assert [fault.party for fault in server.faults] == [DAMAGED]
 

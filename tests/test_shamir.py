@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedmpi.crypto import shamir
 from fedmpi.crypto.shamir import (
-    PRIME,
-    SHARE_BYTES,
+    KEYS,
+    SEEDS,
+    Field,
     create_shares,
     decode,
     decode_share,
@@ -30,6 +31,7 @@ from fedmpi.crypto.shamir import (
 )
 from fedmpi.errors import CryptoError
 
+PRIME = KEYS.prime
 elements = st.integers(0, PRIME - 1)
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "crypto.json").read_text())
 
@@ -86,11 +88,12 @@ def probably_prime(n, bases):
     return True
 
 
-def test_the_modulus_is_the_smallest_prime_above_2_256():
-    generator = random.Random(5)
-    assert PRIME > 2**256
-    assert probably_prime(PRIME, [2, 3, 5, 7, *(generator.randrange(2, PRIME - 1) for _ in range(60))])
-    assert not any(probably_prime(n, [2, 3, 5]) for n in range(2**256 + 1, PRIME, 2))
+@pytest.mark.parametrize("field", [KEYS, SEEDS])
+def test_the_modulus_is_the_smallest_prime_above_every_secret(field):
+    generator, prime, least = random.Random(5), field.prime, 2 ** (8 * field.secret_bytes)
+    assert prime > least
+    assert probably_prime(prime, [2, 3, 5, 7, *(generator.randrange(2, prime - 1) for _ in range(60))])
+    assert not any(probably_prime(n, [2, 3, 5]) for n in range(least + 1, prime, 2))
 
 
 # --- shares ---
@@ -149,7 +152,7 @@ def test_lanes_hold_the_largest_differences():
     for terms, n in ((30, 60), (100, 140), (101, 101), (230, 240)):
         polynomial = [-pow(math.factorial(j), -1, PRIME) % PRIME for j in range(terms)]
         expected = [falling(polynomial, x) for x in range(1, n + 1)]
-        assert shamir._by_differences([polynomial] * 3, list(range(1, n + 1))) == [expected] * 3
+        assert shamir._by_differences([polynomial] * 3, list(range(1, n + 1)), [KEYS] * 3) == [expected] * 3
 
 
 def test_a_hundred_holders_with_two_secrets():
@@ -187,13 +190,12 @@ def test_fewer_than_t_shares_fit_every_secret_through_exactly_one_polynomial(coh
 
 
 @pytest.mark.parametrize("xs", [(1, 2, 3, 4), (2, 9, 10, 5)])
-def test_in_a_small_field_two_of_three_shares_are_uniform_whatever_the_secret(monkeypatch, xs):
+def test_in_a_small_field_two_of_three_shares_are_uniform_whatever_the_secret(xs):
     """Every secret and every randomness of the field of 11 elements, counted."""
-    monkeypatch.setattr(shamir, "PRIME", 11)
     for secret in range(11):
         seen = {pair: Counter() for pair in itertools.combinations(range(4), 2)}
         for c1, c2 in itertools.product(range(11), repeat=2):
-            (shares,) = create_shares([secret], 3, xs, played(c1, c2))
+            (shares,) = create_shares([secret], 3, xs, played(c1, c2), [Field(11, 32)])
             for i, j in seen:
                 seen[i, j][shares[i], shares[j]] += 1
         assert all(counts == Counter(itertools.product(range(11), repeat=2)) for counts in seen.values())
@@ -227,7 +229,7 @@ def test_weights_of_many_points(count):
     generator = random.Random(count)
     xs = generator.sample(range(1, 1000), count)
     coefficients = [generator.randrange(PRIME) for _ in range(count)]
-    shares = [shamir._evaluate(coefficients, x) for x in xs]
+    shares = [shamir._evaluate(coefficients, x, PRIME) for x in xs]
     assert reconstruct(lagrange_weights(xs), shares) == coefficients[-1]
 
 
@@ -290,13 +292,11 @@ def test_decoding_finds_the_only_polynomial_near_enough_or_refuses(threshold, xs
         wrong = [j for j, (a, b) in enumerate(zip(values, word)) if a != b]
         if 2 * len(wrong) <= len(xs) - threshold:
             near.append((coefficients[0], wrong))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shamir, "PRIME", 13)
-        if near:
-            assert [decode(xs, word, threshold)] == near
-        else:
-            with pytest.raises(CryptoError):
-                decode(xs, word, threshold)
+    if near:
+        assert [decode(xs, word, threshold, Field(13, 1))] == near
+    else:
+        with pytest.raises(CryptoError):
+            decode(xs, word, threshold, Field(13, 1))
 
 
 # --- bytes ---
@@ -306,7 +306,7 @@ def test_decoding_finds_the_only_polynomial_near_enough_or_refuses(threshold, xs
 def test_a_share_is_33_bytes(share):
     data = encode_share(share)
     assert is_share(data)
-    assert len(data) == SHARE_BYTES == 33 and decode_share(data) == share
+    assert len(data) == KEYS.share_bytes == 33 and decode_share(data) == share
 
 
 @pytest.mark.parametrize("value", [PRIME, PRIME + 1, 2**264 - 1])
@@ -404,6 +404,47 @@ def test_errors_hold_no_secret():
         with pytest.raises(CryptoError) as caught:
             call()
         assert not re.search(r"\d{20}", str(caught.value)) and "123456789" not in repr(caught.value)
+
+
+# --- both fields at once ---
+
+
+@given(cohorts(), st.lists(st.sampled_from([KEYS, SEEDS]), min_size=1, max_size=6), st.randoms(use_true_random=False))
+def test_secrets_of_both_fields_are_shared_together_and_each_is_its_own(cohort, fields, generator):
+    xs, threshold = cohort
+    xs = [x for x in xs if x < SEEDS.prime]
+    threshold = min(threshold, len(xs))
+    assume(threshold)
+    secrets = [generator.randbytes(field.secret_bytes) for field in fields]
+    numbers = [secret_to_int(secret, field) for secret, field in zip(secrets, fields)]
+    drawn = generator.randbytes((threshold - 1) * sum(field.secret_bytes for field in fields))
+    together, at = create_shares(numbers, threshold, xs, lambda n: drawn[:n], fields), 0
+    for field, secret, number, shares in zip(fields, secrets, numbers, together):
+        own = drawn[at : at + (threshold - 1) * field.secret_bytes]
+        at += len(own)
+        assert create_shares([number], threshold, xs, lambda n, own=own: own, [field]) == [shares]
+        some = generator.sample(range(len(xs)), threshold)
+        weights = lagrange_weights([xs[j] for j in some], field)
+        assert int_to_secret(reconstruct(weights, [shares[j] for j in some], field), field) == secret
+        assert all(decode_share(encode_share(share, field), field) == share for share in shares)
+        assert {len(encode_share(share, field)) for share in shares} == {field.secret_bytes + 1}
+
+
+def test_a_seed_is_no_key_and_its_shares_are_none_of_a_key():
+    assert SEEDS.share_bytes == 17 and not is_share(bytes(17)) and not is_share(bytes(33), SEEDS)
+    assert is_share((SEEDS.prime - 1).to_bytes(17, "big"), SEEDS) and not is_share(SEEDS.prime_bytes, SEEDS)
+    for call in (
+        lambda: secret_to_int(bytes(32), SEEDS),
+        lambda: decode_share(bytes(33), SEEDS),
+        lambda: decode_share(SEEDS.prime_bytes, SEEDS),
+        lambda: encode_share(SEEDS.prime, SEEDS),
+        lambda: int_to_secret(2**128, SEEDS),
+        lambda: create_shares([SEEDS.prime], 1, [1], os.urandom, [SEEDS]),
+        lambda: create_shares([1, 2], 1, [1], os.urandom, [SEEDS]),
+        lambda: create_shares([1], 1, [SEEDS.prime], os.urandom, [SEEDS]),
+    ):
+        with pytest.raises(CryptoError):
+            call()
 
 
 # --- the format ---

@@ -2,6 +2,7 @@
 
 import dataclasses
 import tracemalloc
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -47,17 +48,39 @@ thetas = st.lists(st.floats(width=32, allow_nan=False), max_size=20).map(lambda 
 rounds, party = u32, st.integers(-1, 2**31 - 1)
 rows = st.integers(0, 4).map(lambda n: np.arange(n * Tally.COLUMNS, dtype=np.int64).reshape(n, Tally.COLUMNS))
 facts = st.dictionaries(st.text(max_size=5), st.integers() | floats, max_size=3)
-key, signature, share = (st.binary(min_size=n, max_size=n) for n in (32, 64, secagg.SHARE))
+sizes = 32, 64, secagg.SEED_SHARE, secagg.KEY_SHARE
+key, signature, seed_share, key_share = (st.binary(min_size=n, max_size=n) for n in sizes)
 sealed = st.binary(min_size=secagg.SEALED, max_size=secagg.SEALED)
 bundles = st.lists(st.builds(secagg.Bundle, u32, sealed), max_size=4).map(tuple)
 survivors = st.lists(u32, max_size=5).map(tuple)
 peer_keys = st.lists(st.builds(secagg.PeerKeys, u32, key, key), max_size=3) | st.lists(
     st.builds(secagg.PeerKeys, u32, key, key, signature), max_size=3
 )
-answer = st.builds(secagg.SelfMaskShare, u32, share) | st.builds(secagg.PairKeyShare, u32, share)
+answer = st.builds(secagg.SelfMaskShare, u32, seed_share) | st.builds(secagg.PairKeyShare, u32, key_share)
+answer |= st.builds(secagg.ListKeyShare, u32, seed_share)
 answers = st.lists(answer | st.builds(secagg.PairMask, u32, st.binary(min_size=16, max_size=16)), max_size=5).map(tuple)
 nonces = st.integers(0, 3).flatmap(lambda n: st.binary(min_size=NONCE * n, max_size=NONCE * n))
 proofs = st.lists(st.builds(secagg.Signed, u32, signature), max_size=3).map(tuple)
+
+
+def batch_bundles(draw, peers, length):
+    sealed = st.binary(min_size=secagg.batch_sealed(length), max_size=secagg.batch_sealed(length))
+    return tuple(secagg.Bundle(draw(u32), draw(sealed)) for _ in range(peers))
+
+
+@st.composite
+def share_batches(draw):
+    peers, length = draw(st.integers(0, 3)), draw(st.integers(1, 4))
+    commitments = tuple(draw(key) for _ in range(length))
+    lists = tuple(draw(st.binary(min_size=16 * peers + 16, max_size=16 * peers + 16)) for _ in range(length))
+    return secagg.ShareBatch(draw(rounds), draw(party), batch_bundles(draw, peers, length), commitments, lists)
+
+
+@st.composite
+def batch_lists(draw):
+    return secagg.ShareList(
+        draw(rounds), draw(party), batch_bundles(draw, draw(st.integers(1, 3)), draw(st.integers(1, 4)))
+    )
 
 
 @st.composite
@@ -84,6 +107,8 @@ anything = st.one_of(
     st.builds(secagg.KeyList, rounds, party, peer_keys.map(tuple), st.just(b"") | key),
     st.builds(secagg.ShareKeys, rounds, party, bundles, key),
     st.builds(secagg.ShareList, rounds, party, bundles),
+    share_batches(),
+    batch_lists(),
     st.builds(secagg.MaskedInput, rounds, party, st.binary(), survivors),
     st.builds(secagg.Withdrawal, rounds, party, survivors),
     st.builds(secagg.SurvivorList, rounds, party, survivors),
@@ -101,7 +126,7 @@ anything = st.one_of(
     st.builds(AskModel, rounds, party),
     st.builds(Replay, rounds, party, parties, thetas),
     st.builds(Fill, rounds, party, parties, u32, u32, u32, key),
-    st.builds(Train, rounds, party, parties, u32, u32, u32, key),
+    st.builds(Train, rounds, party, parties, u32, u32, u32, key, u32),
     st.builds(Evaluate, rounds, party, parties, u32, u32, u32, key),
     st.builds(SupportProposal, rounds, party, st.binary()),
     st.builds(SupportUnion, rounds, party, st.binary()),
@@ -116,9 +141,17 @@ anything = st.one_of(
 )
 
 
+def length_of(bundles):
+    """Rounds of the batch that bundles are of; 0: of one round alone."""
+    sizes = {len(bundle.sealed) for bundle in bundles} or {secagg.SEALED}
+    (size,) = sizes
+    return 0 if size == secagg.SEALED else secagg.rounds_in(size)
+
+
 def unmask_law(message):
-    direct = sum(isinstance(answer, secagg.PairMask) for answer in message.answers)
-    return secagg.Unmask.wire_size(len(message.answers) - direct, direct)
+    kinds = Counter(map(type, message.answers))
+    seeds = kinds[secagg.SelfMaskShare] + kinds[secagg.ListKeyShare]
+    return secagg.Unmask.wire_size(seeds, kinds[secagg.PairKeyShare], kinds[secagg.PairMask])
 
 
 # The size law of every message, from what the message holds.
@@ -128,7 +161,8 @@ LAWS = {
         len(m.peers), bool(m.peers and m.peers[0].signature), bool(m.digest)
     ),
     secagg.ShareKeys: lambda m: secagg.ShareKeys.wire_size(len(m.bundles)),
-    secagg.ShareList: lambda m: secagg.ShareList.wire_size(len(m.bundles)),
+    secagg.ShareBatch: lambda m: secagg.ShareBatch.wire_size(len(m.bundles), len(m.commitments)),
+    secagg.ShareList: lambda m: secagg.ShareList.wire_size(len(m.bundles), length_of(m.bundles)),
     secagg.MaskedInput: lambda m: secagg.MaskedInput.wire_size(len(m.values), 8, len(m.unopened)),
     secagg.Withdrawal: lambda m: secagg.Withdrawal.wire_size(len(m.unopened)),
     secagg.SurvivorList: lambda m: secagg.SurvivorList.wire_size(len(m.survivors)),
@@ -183,7 +217,12 @@ def framed(kind, payload):
         (Tally, bytes(12) + b"[]", "Tally: facts are not a JSON object"),
         (secagg.AdvertiseKeys, bytes(64 + 63), "AdvertiseKeys: a signature of 63 bytes, expected 64 or none"),
         (secagg.KeyList, b"\4", "KeyList: flags 4, expected 0 to 3"),
-        (secagg.Unmask, b"\1\0\0\0" + b"\3\0\0\0\0", "Unmask: an answer of kind 3, expected below 3"),
+        (secagg.Unmask, b"\1\0\0\0" + b"\4\0\0\0\0", "Unmask: an answer of kind 4, expected below 4"),
+        (secagg.ShareList, b"\2\0\0\0" + bytes(141), "2 bundles in 141 bytes"),
+        (secagg.ShareList, b"\1\0\0\0" + bytes(4 + 51), "1 bundles in 55 bytes"),
+        (secagg.ShareList, b"\0\0\0\0" + b"x", "0 bundles in 1 bytes"),
+        (secagg.ShareKeys, bytes(32) + b"\1\0\0\0" + bytes(4 + 50), "1 bundles in 54 bytes"),
+        (secagg.ShareBatch, b"\1\0\0\0\1\0\0\0" + bytes(32), "ShareBatch: 32 bytes announced, 0 left"),
         (Checkpoint, b"x", "Checkpoint: 1 bytes left over"),
         (Ready, bytes(5), "Ready: 12 bytes announced, 5 left"),
     ],
@@ -283,7 +322,7 @@ def test_what_is_wrong_with_a_header_is_said(change, said):
 
 def test_the_header_is_laid_out_as_its_table_says():
     frame = encode(secagg.ConsistencyCheck(0x01020304, 0x05060708, bytes(64), purpose=Purpose.TEST)).tobytes()
-    assert frame[:FRAMING].hex() == "464d041a" + "04030201" + "08070605" + "01" + "40000000000000"
+    assert frame[:FRAMING].hex() == "464d051a" + "04030201" + "08070605" + "01" + "40000000000000"
 
 
 @pytest.mark.parametrize("round", [-1, MAX_ROUND + 1])

@@ -11,14 +11,19 @@ vanishes from a round on (`4+`), as those of a rank that was lost. What a run lo
 Under plain aggregation a party that vanishes before its input is missing, and one that vanishes later is not: its update
 has left. The same plan therefore leaves the same survivors under both. Sums of test figures are not in the plan.
 
+Where keys are made for several rounds (`--keys batch:16`: in rounds 1, 17, 33, ...), a party that vanishes before advertise or share of the
+round that makes them has none, and is missing from all rounds of the batch; in other rounds these phases are as mask. Under plain
+aggregation, where there are no keys, the plan means the same.
+
 Two wrappers carry it out, around whatever sessions there are: a party's withholds the message that never comes, and the
 server's does not wait for it.
 """
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fedmpi.aggregation.base import Answers, Forwarding, PartySession, ServerSession
+from fedmpi.config import Config
 from fedmpi.errors import ConfigError
 from fedmpi.randomness.words import SeededWords, uniform
 from fedmpi.wire.message import Message
@@ -32,7 +37,12 @@ PHASES = {
     "unmask": Phase.UNMASK,
     "support": Phase.SUPPORT,
 }
-BEFORE_INPUT = (Phase.SUPPORT, Phase.ADVERTISE_KEYS, Phase.SHARE_KEYS, Phase.MASKED_INPUT)
+WITHOUT_KEYS = (Phase.SUPPORT, Phase.ADVERTISE_KEYS, Phase.SHARE_KEYS)
+BEFORE_INPUT = (*WITHOUT_KEYS, Phase.MASKED_INPUT)
+BEGINS = (
+    Phase.ADVERTISE_KEYS,
+    Phase.MASKED_INPUT,
+)  # what a round of the protocol begins with, as it has keys to make or not
 
 
 @dataclass(frozen=True)
@@ -41,9 +51,23 @@ class DropoutPlan:
     rates: dict[Phase, float] = field(default_factory=dict)
     events: dict[tuple[int, int], Phase] = field(default_factory=dict)  # (round, party) -> phase
     gone: dict[int, tuple[int, Phase]] = field(default_factory=dict)  # party -> (the first round, phase)
+    batch: int = 0  # rounds that have their keys made together; 0: every round has its own
 
     def phase(self, round: int, party: int) -> Phase | None:
         """The phase before which the party vanishes in this round, or None."""
+        if not self.batch:
+            return self._named(round, party)
+        first = (round - 1) // self.batch * self.batch + 1
+        at_first = self._named(first, party)
+        if round == first:
+            return at_first
+        if at_first in WITHOUT_KEYS:
+            return Phase.SUPPORT
+        named = self._named(round, party)
+        return Phase.MASKED_INPUT if named in (Phase.ADVERTISE_KEYS, Phase.SHARE_KEYS) else named
+
+    def _named(self, round: int, party: int) -> Phase | None:
+        """As it was asked for."""
         if (round, party) in self.events:
             return self.events[round, party]
         if party in self.gone and round >= self.gone[party][0]:
@@ -62,7 +86,7 @@ class DropoutPlan:
         planned = self.phase(round, party)
         if phase == Phase.UPDATE:
             return planned in BEFORE_INPUT
-        return planned == phase or (planned == Phase.SUPPORT and phase == Phase.ADVERTISE_KEYS)
+        return planned == phase or (planned == Phase.SUPPORT and phase in BEGINS)
 
 
 def parse(text: str, seed: int, parties: int) -> DropoutPlan:
@@ -94,6 +118,12 @@ def parse(text: str, seed: int, parties: int) -> DropoutPlan:
     return DropoutPlan(seed, rates, events, gone)
 
 
+def plan_of(config: Config) -> DropoutPlan:
+    settings = config.aggregation
+    plan = parse(settings.dropout, config.run.seed, config.run.parties)
+    return replace(plan, batch=settings.key_rounds)
+
+
 def planned(round: int | str, party: int, phase: str) -> str:
     """One event in the notation of the plan; of the message of plain aggregation, a phase that misses it."""
     names = {phase: name for name, phase in PHASES.items()} | {Phase.UPDATE: "mask"}
@@ -119,11 +149,25 @@ class VanishingParty(PartySession):
 class ForewarnedServer(Forwarding):
     """A server that knows the plan: whoever vanishes before a phase is not waited for in it."""
 
-    def __init__(self, inner: ServerSession, plan: DropoutPlan, round: int, clear: Collection[int]):
+    def __init__(
+        self,
+        inner: ServerSession,
+        plan: DropoutPlan,
+        round: int,
+        cohort: Collection[int],
+        clear: Collection[int],
+    ):
         super().__init__(inner)
-        self._plan, self._round, self._clear = plan, round, clear
+        self._plan, self._round, self._cohort, self._clear = plan, round, cohort, clear
         self._phase: str | None = None
         self._vanished: set[int] = set()
+
+    def start(self) -> Answers:
+        # Who has no keys, because it vanished when they were made, is not waited for in the first place.
+        for party in set(self._cohort) - set(self._inner.waiting()):
+            if self._plan.misses(self._round, party, self.phase_name):
+                self._vanished.add(party)
+        return super().start()
 
     def _onwards(self, answers: Answers) -> Answers:
         """Let go of the planned, in this phase and in those that end with it."""

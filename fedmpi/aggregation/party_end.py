@@ -8,7 +8,7 @@ from fedmpi.aggregation import dropout, figures
 from fedmpi.aggregation.base import PartySession
 from fedmpi.aggregation.plain import PlainParty
 from fedmpi.aggregation.protocol import ProtocolRules, Session
-from fedmpi.aggregation.secure import SecureParty
+from fedmpi.aggregation.secure import SecureParty, SilentParty
 from fedmpi.config import Config
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.secagg.party import Identity, SecAggParty
@@ -29,8 +29,11 @@ class PartyEnd:
     ):
         self.dimension, self.clear = dimension, frozenset(clear)
         self._rules = rules
-        self._plan = dropout.parse(config.aggregation.dropout, config.run.seed, config.run.parties)
+        self._plan = dropout.plan_of(config)
         self._identities = identities or {}
+        self._keyed: dict[
+            int, SecAggParty
+        ] = {}  # of each party the last one that made keys for several rounds, or used them
 
     def update(
         self,
@@ -45,8 +48,21 @@ class PartyEnd:
         """Of an encoded update. `hidden`: how many of the cohort go through the protocol."""
         if party in self.clear:
             return PlainParty(session.round, party, encoding, self.dimension, values, support)
-        rules = self._rules.of(session, hidden, encoding)
-        return SecureParty(SecAggParty(rules, party, values, identity=self._identities.get(party), meter=meter))
+        if not self.has_keys(session, party):
+            return SilentParty()
+        rules, later = self._rules.of(session, hidden, encoding), session.keys not in (0, session.round)
+        ring = self._keyed[party].ring if later else None
+        machine = SecAggParty(rules, party, values, identity=self._identities.get(party), meter=meter, ring=ring)
+        if session.keys:
+            self._keyed[party] = machine
+        return SecureParty(machine)
+
+    def has_keys(self, session: Session, party: int) -> bool:
+        """Whether it can take part: the keys are made in this round, or it was there when they were."""
+        if session.keys in (0, session.round) or party in self.clear:
+            return True
+        ring = self._keyed[party].ring if party in self._keyed else None
+        return ring is not None and ring.first == session.keys and ring.has(session.round)
 
     def test(
         self, round: int, about: bytes, party: int, everyone: int, row: np.ndarray, meter: Meter = no_meter

@@ -25,6 +25,7 @@ class Session:
     purpose: Purpose = Purpose.TRAINING
     most_lost: int | None = None  # parties that it may lose and still open its sum, `Algorithm.most_lost`
     about: bytes = b""  # what the inputs were made from, `digest` of the model
+    keys: int = 0  # the round in which its keys are made, in a batch; 0: they are its own
 
 
 def digest(theta: np.ndarray) -> bytes:
@@ -46,6 +47,13 @@ def agreed(config: Config, multiplier: float) -> bytes:
 def name_of_session(chosen: bytes, nonces: bytes) -> bytes:
     """Of what rank 0 chose and of every party's nonce: no party can be brought into a session that was there before."""
     return hashlib.sha256(b"fedmpi/session/1" + len(chosen).to_bytes(4, "big") + chosen + nonces).digest()
+
+
+def batch_of(config: Config, round: int) -> tuple[int, int]:
+    """The first and the last round of those that have their keys made together with this one's, if nothing comes in between."""
+    size = config.aggregation.key_rounds
+    first = (round - 1) // size * size + 1
+    return first, min(first + size - 1, config.run.rounds)
 
 
 def chosen_clear(config: Config) -> frozenset[int]:
@@ -94,6 +102,7 @@ class ProtocolRules:
             most_lost=most_lost,
             agreed=self._agreed,
             about=session.about,
+            batch=(session.keys, batch_of(self._config, session.keys)[1]) if session.keys else None,
         )
 
     def _shape(self, hidden: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ import numpy as np
 
 from fedmpi.aggregation.base import Answers, Forwarding, PartySession, ServerSession, Sum
 from fedmpi.aggregation.plain import PlainServer
-from fedmpi.errors import Fault
+from fedmpi.errors import Fault, ProtocolError
 from fedmpi.privacy.encoding import Encoding
 from fedmpi.secagg.party import SecAggParty
 from fedmpi.secagg.server import SecAggServer
@@ -20,6 +20,18 @@ class SecureParty(PartySession):
 
     def receive(self, message: Message) -> list[Message]:
         return [self._machine.receive(message)]
+
+
+class SilentParty(PartySession):
+    """A party that missed the making of the keys that a round is masked with: it sits the round out."""
+
+    def start(self) -> list[Message]:
+        return []
+
+    def receive(self, message: Message) -> list[Message]:
+        raise ProtocolError(
+            f"rank 0 sent {type(message).__name__}, and it has no keys", party=message.party, phase=message.PHASE
+        )
 
 
 class SecureServer(Forwarding):

@@ -21,6 +21,7 @@ from fedmpi.crypto.hkdf import DIGEST_BYTES, hkdf
 from fedmpi.errors import CryptoError
 
 KEY_BYTES = 32  # X25519 and Ed25519 keys, shared secrets, AEAD keys
+SEED_BYTES = 16  # what mask keys are derived from, if it is not an agreement
 SIGNATURE_BYTES = 64
 COMMITMENT_BYTES = 32
 AEAD_OVERHEAD = 16  # the tag; the nonce is not sent
@@ -155,9 +156,10 @@ def _signer(private: bytes) -> Ed25519PrivateKey:
 
 
 def commit(secret: bytes, context: bytes) -> bytes:
-    """SHA-256 over label, context and secret. It hides the secret because that is 32 uniform bytes, too many to guess,
-    and binds because two openings would be a collision."""
-    _sized(secret, KEY_BYTES, "a committed secret")
+    """SHA-256 over label, context and secret. It hides the secret because that is 16 uniform bytes or more, too many to guess (and a
+    guess is one at this context's secret alone), and binds because two openings would be a collision."""
+    if len(secret) < SEED_BYTES:
+        raise CryptoError(f"a committed secret has {SEED_BYTES} bytes or more, not {len(secret)}")
     return hashlib.sha256(bind(_COMMITMENT, context, secret)).digest()
 
 

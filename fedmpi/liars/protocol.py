@@ -12,7 +12,7 @@ from fedmpi.aggregation.protocol import Session, digest
 from fedmpi.config import Config
 from fedmpi.crypto.keys import SELF_MASK, Agreement, derive, signing_public
 from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
-from fedmpi.crypto.shamir import decode_share, int_to_secret, lagrange_weights, reconstruct
+from fedmpi.crypto.shamir import KEYS, SEEDS, decode_share, int_to_secret, lagrange_weights, reconstruct
 from fedmpi.errors import CryptoError, ProtocolError, TransportError
 from fedmpi.liars.base import (
     ServerAttack,
@@ -220,7 +220,7 @@ class Survivors(ServerAttack):
         keys, inputs, opened = by_party(AdvertiseKeys), by_party(MaskedInput), by_party(Unmask)
         if rules is None or not set(self.few) <= inputs.keys():
             return None
-        transcript, everyone = Transcript(rules, digest_of_keys(keys)), sorted(keys)
+        transcript, everyone = Transcript.of(rules, digest_of_keys(keys)), sorted(keys)
         total = np.zeros(rules.dimension, rules.lane)
         try:
             for party in self.few:
@@ -241,8 +241,9 @@ class Survivors(ServerAttack):
 def secret_of(owner: int, kind: type, everyone: list[int], opened: dict[int, Unmask], rules: Rules) -> bytes:
     """A secret of which enough shares were given; CryptoError if they were not."""
     places = share_points(owner, [party for party in everyone if party != owner])
+    field = SEEDS if kind is SelfMaskShare else KEYS
     shares = {
-        places[holder]: decode_share(answer.share)
+        places[holder]: decode_share(answer.share, field)
         for holder, message in opened.items()
         for answer in message.answers
         if answer.owner == owner and isinstance(answer, kind)
@@ -250,7 +251,8 @@ def secret_of(owner: int, kind: type, everyone: list[int], opened: dict[int, Unm
     if len(shares) < rules.threshold:
         raise CryptoError(f"{len(shares)} shares of party {owner}")
     points = sorted(shares)[: rules.threshold]
-    return int_to_secret(reconstruct(lagrange_weights(points), [shares[point] for point in points]))
+    found = reconstruct(lagrange_weights(points, field), [shares[point] for point in points], field)
+    return int_to_secret(found, field)
 
 
 def smallest_threshold(config: Config) -> int:

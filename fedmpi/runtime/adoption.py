@@ -25,6 +25,7 @@ class Adoption:
         self._base = 0  # the round of the last checkpoint; 0: the beginning
         self._since: list[tuple[int, frozenset[int], np.ndarray]] = []  # (round, who was drawn, theta) after that
         self._whole = True  # nothing of it was forgotten
+        self.moved = False  # whether parties came to another rank, which has none of the keys that they had
         self.unheard: set[int] = set()  # ranks that were lost before they could say who of theirs shares in the clear
         # Ranks that are heard of again, and were asked whether they are done with what they had missed.
         self._greeted: set[int] = set()
@@ -77,6 +78,7 @@ class Adoption:
                         self._give_up(part, answers.get(host, f"rank {host} did not answer (round_deadline)"))
                     else:
                         self._say(f"{named(part)} taken over by rank {host}, from round {self._base} on")
+                        self.moved = True
                     placement.move(part, host)
 
     def _why_not(self, rank: int) -> str:
@@ -121,6 +123,7 @@ class Adoption:
         for holder, parties in placement.by_block(home):
             endpoint.send(holder, Release(parties=parties))
         placement.move(home, rank)
+        self.moved = True
         self._say(f"{named(home)} back on rank {rank}, from round {self._base} on")
 
     def _give_up(self, parties: tuple[int, ...], why: str) -> None:

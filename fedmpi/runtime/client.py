@@ -135,6 +135,7 @@ class Client:
 
     def train(self, asked: Train, theta: np.ndarray) -> None:
         schedule.check_cohort(self.config, asked.cohort, asked.hidden, self.algorithm.chooses_clear)
+        schedule.check_keys(self.config, asked.round, asked.keys, asked.hidden)
         self.check_asked(asked)
         if asked.round <= self.trained:
             raise ProtocolError(f"rank 0 asked for round {asked.round} after round {self.trained}", phase=Phase.MODEL)

@@ -53,7 +53,7 @@ class Departures(ABC, Generic[Work]):
             declared, given = type(self._algorithm.sends).__name__, type(work).__name__
             raise ProtocolError(f"the method declared that it sends {declared}, and gave {given}", phase="local work")
         most_lost = self._algorithm.most_lost(theta)
-        return self._of(work, asked, Session(asked.round, most_lost=most_lost, about=asked.model))
+        return self._of(work, asked, Session(asked.round, most_lost=most_lost, about=asked.model, keys=asked.keys))
 
     @abstractmethod
     def _of(self, work: Work, asked: Train, session: Session) -> tuple[np.ndarray, Leaving]: ...
@@ -77,7 +77,7 @@ class VectorDepartures(Departures[LocalUpdate]):
         return figures, self._sessions(work, asked, session)
 
     def _sessions(self, work: LocalUpdate, asked: Train, session: Session) -> Leaving:
-        if self._config.aggregation.support == "union":
+        if self._config.aggregation.support == "union" and self._end.has_keys(session, work.party):
 
             def follow(coded: bytes, values: np.ndarray) -> PartySession:
                 return self._encoded(over_union(session, coded), asked, work.party, values)

@@ -70,8 +70,9 @@ class Gathering:
         behind = self._mailbox.conduct.behind
         self._outcome.dropouts["real"] += sum(self._mailbox.placement.rank_of(party) in behind for party in cohort)
         self._lost = {party for party in cohort if self._is_lost(party)}
+        self._sit_out(session, set(cohort) - set(session.waiting()) - set(session.vanished))
         self._lose(session, filter(self._mailbox.conduct.is_absent, cohort))
-        asked = tuple(party for party in cohort if party not in self._gone)
+        asked = session.waiting()
         phase, deadline = session.phase_name, time.monotonic() + self._mailbox.patience
         last = deadline  # for local work
         log.debug("%s, %s: waiting for parties %s", name, phase, session.waiting())
@@ -102,6 +103,15 @@ class Gathering:
         self._outcome.dropouts["real"] += len(self._outcome.lost)
         self._outcome.dropouts["caught"] += self._mailbox.caught - caught
         return self._outcome
+
+    def _sit_out(self, session: ServerSession, parties: Collection[int]) -> None:
+        """Who is in the cohort, and has no keys: as one that is late, and was not waited for; or is lost."""
+        self._gone.update(parties)
+        phases = {party: self._phase_of(session, party) for party in parties}
+        late = [party for party in parties if not self._mailbox.conduct.is_absent(party)]
+        self._outcome.dropouts["real"] += len(late)
+        self._outcome.late.update({party: phases[party] for party in late})
+        self._outcome.lost.update({party: phases[party] for party in self._lost.intersection(parties)})
 
     def _receive(self, session: ServerSession, source: int, message: Message) -> bool:
         """Whether the session took it."""

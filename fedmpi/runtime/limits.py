@@ -10,7 +10,15 @@ from fedmpi.config import Config
 from fedmpi.privacy.mechanism import Mechanism
 from fedmpi.runtime.placement import Placement
 from fedmpi.runtime.tallies import COSTS, PHASES, WATCHED
-from fedmpi.secagg.messages import AdvertiseKeys, ConsistencyCheck, MaskedInput, ShareKeys, Unmask, Withdrawal
+from fedmpi.secagg.messages import (
+    AdvertiseKeys,
+    ConsistencyCheck,
+    MaskedInput,
+    ShareBatch,
+    ShareKeys,
+    Unmask,
+    Withdrawal,
+)
 from fedmpi.wire.bits import packed_size
 from fedmpi.wire.control import Adopted
 from fedmpi.wire.message import Message
@@ -71,15 +79,17 @@ class Limits:
 
     def _protocol(self, tested: int) -> dict[type[Message], int]:
         active, peers = self._config.aggregation.adversary == "active", self._config.run.parties - 1
-        encoding = self._mechanism.encoding
+        encoding, rounds = self._mechanism.encoding, self._config.aggregation.key_rounds
         vectors = (encoding.dimension, encoding.bits), (tested, 64)
         return {
             AdvertiseKeys: AdvertiseKeys.wire_size(active),
             ShareKeys: ShareKeys.wire_size(peers),
             MaskedInput: max(MaskedInput.wire_size(*vector, peers) for vector in vectors),
             Withdrawal: Withdrawal.wire_size(peers),
-            Unmask: Unmask.wire_size(peers + 1),
-        } | ({ConsistencyCheck: ConsistencyCheck.wire_size()} if active else {})
+            Unmask: Unmask.wire_size(0, peers + 1),
+            **({ShareBatch: ShareBatch.wire_size(peers, rounds)} if rounds else {}),
+            **({ConsistencyCheck: ConsistencyCheck.wire_size()} if active else {}),
+        }
 
     def _in_the_clear(self, hosted: int) -> tuple[type[Message], int]:
         encoding = self._mechanism.encoding

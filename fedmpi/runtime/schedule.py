@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 import numpy as np
 
-from fedmpi.aggregation.protocol import chosen_clear
+from fedmpi.aggregation.protocol import batch_of, chosen_clear
 from fedmpi.config import Config
 from fedmpi.errors import ProtocolError
 from fedmpi.randomness.sources import source
@@ -67,6 +67,19 @@ def check_cohort(config: Config, cohort: int, hidden: int, chooses: bool = False
         raise ProtocolError(
             f"rank 0 announced a cohort of {cohort} with {hidden} hidden; {kind} aggregation among {parties} parties has "
             f"{fewest} to {parties}, and no hidden one or {least} at least",
+            phase=Phase.MODEL,
+        )
+
+
+def check_keys(config: Config, round: int, keys: int, hidden: int) -> None:
+    """The round in which the keys of this one were made, or are, can be: where they are made for several rounds, one of the same batch."""
+    fits = keys == 0
+    if config.aggregation.key_rounds and hidden:
+        first, last = batch_of(config, round)
+        fits = first <= keys <= round <= last
+    if not fits:
+        raise ProtocolError(
+            f"rank 0 spoke of keys of round {keys} in round {round}, with --keys {config.aggregation.keys}",
             phase=Phase.MODEL,
         )
 

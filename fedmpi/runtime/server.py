@@ -176,6 +176,7 @@ class Server:
                 self.step(round, outcome.sum, drawn)
             else:
                 self.releases.note(Failed(round))
+                self.end.renew_keys()  # who sat out because it has none may be what was lacking
             row |= self.figures(round, outcome)
         else:
             row["skipped"] = f"cohort below min_cohort ({self.config.privacy.min_cohort})"
@@ -190,6 +191,9 @@ class Server:
         """Where ranks were lost: others take their parties over, or there are enough left for another sum. Otherwise the run ends, and
         can be resumed with everybody from before the loss."""
         self.adoption.mend()
+        if self.adoption.moved:
+            self.end.renew_keys()
+            self.adoption.moved = False
         hidden = set(range(self.config.run.parties)) - self.clear if self.mailbox.losses else set()
         if not hidden or self.config.privacy.sampling < 1 or not self.algorithm.shares:
             return
@@ -238,8 +242,13 @@ class Server:
             for rank, hosted in self.mailbox.placement.by_block(parties):
                 self.downloads.bring(rank, hosted, self.theta)
             told = *sizes, self.downloads.version, digest(self.theta)
-            self.mailbox.to_hosts(parties, lambda hosted: kind(round, alone(hosted), hosted, *told))
+            keys = self.keys_of(round) if kind is Train else 0
+            self.mailbox.to_hosts(parties, lambda hosted: kind(round, alone(hosted), hosted, *told, keys))
             self.mailbox.to_hosts(fillers, lambda hosted: Fill(round, alone(hosted), hosted, *told))
+
+    def keys_of(self, round: int) -> int:
+        """The round that makes, or made, the keys of this one, where several rounds' are made together."""
+        return self.end.keys_of(round) if len(self.clear) < self.config.run.parties else 0
 
     def reachable(self, parties: Iterable[int]) -> tuple[int, ...]:
         """Who of an announced cohort is told of it. The others count in its size, as those that a dropout plan has vanish."""
@@ -257,7 +266,8 @@ class Server:
 
         with self.watch("wait for updates"):
             about, most_lost = digest(self.theta), self.algorithm.most_lost(self.theta)
-            session = self.end.training(Session(round, most_lost=most_lost, about=about), cohort, self.clear)
+            what = Session(round, most_lost=most_lost, about=about, keys=self.keys_of(round))
+            session = self.end.training(what, cohort, self.clear)
             columns = len(self.algorithm.report_columns) + 2 if self.config.privacy.shown == "party" else 0
             gathering = Gathering(
                 self.mailbox, self.watch, self.config.aggregation.phase_deadline, before_opening, columns

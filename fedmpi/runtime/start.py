@@ -44,7 +44,7 @@ def start_run(config: Config, ranks: int, transport: str, terminal: Terminal | N
     if build.check_method(config).task == "recommendation":
         build.algorithm(config)  # quick, and it knows what else it cannot work with; torch would hold up every rank
     placement = Placement(config.run.parties, ranks)
-    dropout.parse(config.aggregation.dropout, config.run.seed, config.run.parties)
+    dropout.plan_of(config)
     if not (config.aggregation.aggregation == "hybrid" and config.aggregation.clear_rule):
         # Where a rule decides, the server checks once the parties have chosen.
         ProtocolRules(config).check(chosen_clear(config))

@@ -13,16 +13,31 @@ from fedmpi.crypto.keys import COMMITMENT_BYTES as COMMITMENT
 from fedmpi.crypto.keys import KEY_BYTES as KEY
 from fedmpi.crypto.keys import SIGNATURE_BYTES as SIGNATURE
 from fedmpi.crypto.masks import MASK_KEY_BYTES as MASK_KEY
-from fedmpi.crypto.shamir import SHARE_BYTES
+from fedmpi.crypto.shamir import KEYS, SEEDS
 from fedmpi.errors import WireError
 from fedmpi.wire.bits import packed_size
 from fedmpi.wire.frame import COUNT, Buffer, Reader
 from fedmpi.wire.message import Message, pack_parties, read_parties, register
 from fedmpi.wire.phases import Phase
 
-SHARE = SHARE_BYTES
+SEED_SHARE, KEY_SHARE = SEEDS.share_bytes, KEYS.share_bytes  # of b_u, and of s_u^SK
 DIGEST = 32  # of everybody's keys
-SEALED = 2 * SHARE + AEAD_OVERHEAD  # one bundle: a share of b_u and one of s_u^SK
+SEALED = SEED_SHARE + KEY_SHARE + AEAD_OVERHEAD  # one bundle
+
+
+def batch_sealed(rounds: int) -> int:
+    """A bundle of a batch of so many rounds: a share of b_u and one of a_u for each."""
+    return 2 * SEED_SHARE * rounds + AEAD_OVERHEAD
+
+
+def rounds_in(sealed: int) -> int:
+    """Of the batch that a bundle of so many bytes is of."""
+    return max(1, (sealed - AEAD_OVERHEAD) // (2 * SEED_SHARE))
+
+
+def list_size(peers: int) -> int:
+    """The keys of one round's masks with so many peers, sealed."""
+    return MASK_KEY * peers + AEAD_OVERHEAD
 
 
 def _pack_rows(rows: Iterable[tuple[int, bytes]]) -> bytes:
@@ -33,7 +48,10 @@ def _pack_rows(rows: Iterable[tuple[int, bytes]]) -> bytes:
 
 def _read_rows(reader: Reader, size: int) -> list[tuple[int, bytes]]:
     count, size = reader.count(), COUNT.size + size
-    rows = bytes(reader.take(count * size))
+    return _split_rows(bytes(reader.take(count * size)), size)
+
+
+def _split_rows(rows: bytes, size: int) -> list[tuple[int, bytes]]:
     starts = range(0, len(rows), size)
     return [(COUNT.unpack_from(rows, at)[0], rows[at + COUNT.size : at + size]) for at in starts]
 
@@ -109,7 +127,8 @@ class KeyList(Message):
 
 # ---- Round 1: ShareKeys ------------------------------------------------------------------------------------------------
 # Each party draws b_u, splits b_u and s_u^SK among its neighbours and itself, and seals for each neighbour one bundle with a
-# share of each. The server sees a commitment to b_u and ciphertexts, and passes each party the bundles made for it.
+# share of each. The server sees a commitment to b_u and ciphertexts, and passes each party the bundles made for it. b_u has 16
+# bytes: it becomes the key of an AES-128 stream and nothing else.
 
 
 @dataclass(frozen=True)
@@ -122,8 +141,13 @@ def _pack_bundles(bundles: tuple[Bundle, ...]) -> bytes:
     return _pack_rows((bundle.party, bundle.sealed) for bundle in bundles)
 
 
-def _read_bundles(reader: Reader) -> tuple[Bundle, ...]:
-    return tuple([Bundle(party, sealed) for party, sealed in _read_rows(reader, SEALED)])
+def _read_bundles(reader: Reader, sizes: Callable[[int], bool]) -> tuple[Bundle, ...]:
+    """To the end of the message, all of one size, which `sizes` has to allow."""
+    count, rest = reader.count(), bytes(reader.rest())
+    size, over = divmod(len(rest), count) if count else (0, len(rest))
+    if over or (count and not sizes(size - COUNT.size)):
+        raise WireError(f"{count} bundles in {len(rest)} bytes, which is not what bundles take")
+    return tuple([Bundle(party, sealed) for party, sealed in _split_rows(rest, size)]) if count else ()
 
 
 @dataclass(frozen=True)
@@ -143,7 +167,39 @@ class ShareKeys(Message):
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
         commitment = bytes(reader.take(COMMITMENT))
-        return _read_bundles(reader), commitment
+        return _read_bundles(reader, SEALED.__eq__), commitment
+
+
+@dataclass(frozen=True)
+class ShareBatch(Message):
+    """In place of ShareKeys, for the keys of several rounds (`secagg.batch`). Of each round u draws b_u and a_u, and every bundle has a
+    share of both for all rounds. What a_u opens is a list that stays with the server: the keys of that round's masks with all
+    peers, in their order, sealed."""
+
+    TYPE = 34
+    PHASE = Phase.SHARE_KEYS
+    bundles: tuple[Bundle, ...] = ()
+    commitments: tuple[bytes, ...] = ()  # to b_u, a round each
+    lists: tuple[bytes, ...] = ()  # sealed under a_u, a round each
+
+    def buffers(self) -> list[Buffer]:
+        counts = COUNT.pack(len(self.commitments)) + COUNT.pack(len(self.bundles))
+        rows = b"".join([COUNT.pack(bundle.party) + bundle.sealed for bundle in self.bundles])
+        return [counts, *self.commitments, *self.lists, rows]
+
+    @staticmethod
+    def wire_size(bundles: int, rounds: int) -> int:
+        of_a_round = COMMITMENT + list_size(bundles)
+        return 2 * COUNT.size + rounds * of_a_round + bundles * (COUNT.size + batch_sealed(rounds))
+
+    @classmethod
+    def parse(cls, reader: Reader) -> tuple[Any, ...]:
+        rounds, peers = reader.count(), reader.count()
+        commitments = tuple([bytes(reader.take(COMMITMENT)) for _ in range(rounds)])
+        lists = tuple([bytes(reader.take(list_size(peers))) for _ in range(rounds)])
+        row = COUNT.size + batch_sealed(rounds)
+        bundles = [Bundle(*entry) for entry in _split_rows(bytes(reader.take(peers * row)), row)]
+        return tuple(bundles), commitments, lists
 
 
 @dataclass(frozen=True)
@@ -158,12 +214,13 @@ class ShareList(Message):
         return [_pack_bundles(self.bundles)]
 
     @staticmethod
-    def wire_size(bundles: int) -> int:
-        return COUNT.size + bundles * (COUNT.size + SEALED)
+    def wire_size(bundles: int, rounds: int = 0) -> int:
+        """`rounds` of a batch, 0: keys of one round as the paper has them."""
+        return COUNT.size + bundles * (COUNT.size + (batch_sealed(rounds) if rounds else SEALED))
 
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
-        return (_read_bundles(reader),)
+        return (_read_bundles(reader, lambda size: size == SEALED or size == batch_sealed(rounds_in(size))),)
 
 
 # ---- Round 2: MaskedInput ----------------------------------------------------------------------------------------------
@@ -309,6 +366,14 @@ class PairKeyShare:
 
 
 @dataclass(frozen=True)
+class ListKeyShare:
+    """A share of a_v, in a batch: v dropped out of this round, its list of the round is opened, and the masks come off."""
+
+    owner: int
+    share: bytes
+
+
+@dataclass(frozen=True)
 class PairMask:
     """The key of the mask that the answering party agreed on with v, which dropped out and dealt too few shares that open."""
 
@@ -316,11 +381,12 @@ class PairMask:
     share: bytes
 
 
-Answer = SelfMaskShare | PairKeyShare | PairMask
+Answer = SelfMaskShare | PairKeyShare | PairMask | ListKeyShare
 KINDS: tuple[tuple[Callable[..., Answer], int], ...] = (  # and the size of what is given
-    (SelfMaskShare, SHARE),
-    (PairKeyShare, SHARE),
+    (SelfMaskShare, SEED_SHARE),
+    (PairKeyShare, KEY_SHARE),
     (PairMask, MASK_KEY),
+    (ListKeyShare, SEED_SHARE),
 )
 NUMBERS = {kind: number for number, (kind, _) in enumerate(KINDS)}
 ROW = struct.Struct("<BI")
@@ -337,8 +403,11 @@ class Unmask(Message):
         return [COUNT.pack(len(self.answers)) + b"".join(rows)]
 
     @staticmethod
-    def wire_size(shares: int, direct: int = 0) -> int:
-        return COUNT.size + shares * (ROW.size + SHARE) + direct * (ROW.size + MASK_KEY)
+    def wire_size(survivors: int, dropped: int = 0, direct: int = 0) -> int:
+        """By whose secrets it opens: survivors' b_v (or, in a batch, dropped parties' a_v), dropped parties' s_v^SK, or the mask with
+        one."""
+        shares = survivors * SEED_SHARE + dropped * KEY_SHARE + direct * MASK_KEY
+        return COUNT.size + (survivors + dropped + direct) * ROW.size + shares
 
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
@@ -356,6 +425,7 @@ register(
     AdvertiseKeys,
     KeyList,
     ShareKeys,
+    ShareBatch,
     ShareList,
     MaskedInput,
     Withdrawal,

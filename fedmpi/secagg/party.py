@@ -3,6 +3,8 @@
     start() -> AdvertiseKeys;  KeyList -> ShareKeys;  ShareList -> MaskedInput or Withdrawal;
     [SurvivorList -> ConsistencyCheck];  UnmaskRequest -> Unmask
 
+    with the keys of an earlier round, in a batch: start() -> MaskedInput or Withdrawal
+
 Each state is an object with what the party still needs from there on: what it needs no longer is gone with the state before.
 A message either leads to the next state or is refused and changes nothing. Randomness is an argument.
 """
@@ -15,22 +17,21 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.crypto.keys import SELF_MASK, Agreement, Channel, commit, derive, sign, verify
-from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
-from fedmpi.crypto.shamir import create_shares, encode_share, is_share, secret_to_int
-from fedmpi.errors import CryptoError, ProtocolError
+from fedmpi.crypto.keys import Agreement, sign, verify
+from fedmpi.crypto.masks import add_masks
+from fedmpi.errors import ProtocolError
+from fedmpi.secagg.batch import BatchDealing, BatchRing
+from fedmpi.secagg.dealing import Dealing, Keyed, Meeting, Ring, RoundDealing
 from fedmpi.secagg.messages import (
-    SHARE,
     AdvertiseKeys,
     Answer,
-    Bundle,
     ConsistencyCheck,
     KeyList,
     MaskedInput,
-    PairKeyShare,
     PairMask,
     PeerKeys,
     SelfMaskShare,
+    ShareBatch,
     ShareKeys,
     ShareList,
     SurvivorList,
@@ -38,15 +39,13 @@ from fedmpi.secagg.messages import (
     UnmaskRequest,
     Withdrawal,
 )
-from fedmpi.secagg.pairs import Contexts, bundle_channel, mask_key
-from fedmpi.secagg.rules import Meter, Rules, no_meter, round_name, share_points
+from fedmpi.secagg.rules import Meter, Rules, no_meter, round_name
 from fedmpi.secagg.transcript import Transcript, digest_of_keys
 from fedmpi.wire.bits import pack
 from fedmpi.wire.message import Message
 from fedmpi.wire.phases import Cost, Phase
 
 Values = NDArray[np.unsignedinteger[Any]]
-Shares = tuple[bytes, bytes]  # of an owner's b and of its s^SK
 
 
 class State:
@@ -72,17 +71,11 @@ class Advertised(State):
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Shared(State):
-    """Every bundle is sealed: the key that agrees on channels is gone, and s^SK has been dealt."""
+    """Every bundle is sealed: the key that agrees on channels is gone."""
 
     DID = "shared its keys"
     values: Values
-    mask: Agreement
-    self_mask: bytes
-    own: Shares
-    peers: dict[int, PeerKeys]
-    transcript: Transcript
-    contexts: dict[int, Contexts]
-    channels: dict[int, Channel]
+    dealing: Dealing
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -91,8 +84,9 @@ class Masked(State):
 
     DID = "sent its input"
     transcript: Transcript
-    held: dict[int, Shares]  # by owner: whom it masked with, and itself
+    held: dict[int, tuple[bytes, bytes]]  # by owner: whom it masked with, and itself
     masks: dict[int, bytes]  # the keys of the masks that it agreed on, by peer
+    of_dropped: Callable[[int, bytes], Answer]
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -141,20 +135,25 @@ class SecAggParty:
         identity: Identity | None = None,
         random_bytes: Callable[[int], bytes] = os.urandom,
         meter: Meter = no_meter,
+        ring: BatchRing | None = None,
     ):
-        """`values` in Z_{2^b}, one per coordinate."""
+        """`values` in Z_{2^b}, one per coordinate. `ring`: keys that were made in an earlier round; it begins with its input."""
         if rules.active and identity is None:
             raise ProtocolError("has no identity key, which an active adversary calls for", party=party)
         self.rules = rules
         self.party = party
         self.state: State = New(values)
+        self.ring = ring  # in a batch, once its peers' bundles are there
         self._identity = identity or Identity(b"", {})  # which nobody asks unless the adversary is active
         self._random = random_bytes
         self._meter = meter
 
-    def start(self) -> AdvertiseKeys:
+    def start(self) -> AdvertiseKeys | MaskedInput | Withdrawal:
         if not isinstance(self.state, New):
             raise self._wrong(Phase.ADVERTISE_KEYS, "was asked to start twice")
+        if self.ring is not None:
+            self.state, message = self._input(self.state.values, self.ring)
+            return message
         with self._meter(Phase.ADVERTISE_KEYS, Cost.DH):
             private = self._random(32)
             cipher, mask = Agreement(self._random(32)), Agreement(private)
@@ -190,31 +189,22 @@ class SecAggParty:
 
     # ---- round 1 ----
 
-    def _share_keys(self, state: Advertised, message: KeyList) -> tuple[Shared, ShareKeys]:
-        rules, peers, phase = self.rules, {peer.party: peer for peer in message.peers}, Phase.SHARE_KEYS
+    def _share_keys(self, state: Advertised, message: KeyList) -> tuple[Shared, ShareKeys | ShareBatch]:
+        peers = {peer.party: peer for peer in message.peers}
         self._check_peers(state, message, peers)
-        self_mask = self._random(32)
-        points = share_points(self.party, peers)
-        with self._meter(phase, Cost.SHAMIR_SPLIT):
-            secrets = [secret_to_int(self_mask), secret_to_int(state.mask_private)]
-            of_mask, of_key = create_shares(secrets, rules.threshold, list(points.values()), self._random)
-            texts = dict(zip(points, zip(map(encode_share, of_mask), map(encode_share, of_key))))
+        keys = state.cipher, state.mask, state.mask_private
         transcript = self._transcript(state, message, peers)
-        contexts = transcript.pair_contexts(self.party, peers)
-        with self._meter(phase, Cost.DH):
-            channels = {party: self._channel(state, peer, contexts[party]) for party, peer in peers.items()}
-        with self._meter(phase, Cost.AEAD):
-            bundles = [Bundle(party, channel.seal(b"".join(texts[party]))) for party, channel in channels.items()]
-        commitment = commit(self_mask, transcript.context(self.party))
-        after = Shared(state.values, state.mask, self_mask, texts[self.party], peers, transcript, contexts, channels)
-        return after, rules.message(ShareKeys, self.party, tuple(bundles), commitment)
+        meeting = Meeting(self.rules, self.party, peers, transcript, *keys, self._random, self._meter)
+        kind: type[Dealing] = RoundDealing if self.rules.batch is None else BatchDealing
+        dealing, said = kind.deal(meeting)
+        return Shared(state.values, dealing), said
 
     def _transcript(self, state: Advertised, message: KeyList, peers: dict[int, PeerKeys]) -> Transcript:
         """Over the list that it was shown and its own keys; of a sparse graph it sees a part, and takes the digest of the rest."""
         if not self.rules.complete:
-            return Transcript(self.rules, message.digest)
+            return Transcript.of(self.rules, message.digest)
         own = PeerKeys(self.party, state.cipher.public, state.mask.public)
-        return Transcript(self.rules, digest_of_keys({**peers, self.party: own}))
+        return Transcript.of(self.rules, digest_of_keys({**peers, self.party: own}))
 
     def _check_peers(self, state: Advertised, message: KeyList, peers: dict[int, PeerKeys]) -> None:
         rules, phase = self.rules, Phase.ADVERTISE_KEYS
@@ -234,48 +224,43 @@ class SecAggParty:
                 if not self._identity.verifies(peer.party, text, peer.signature):
                     raise self._wrong(phase, f"was shown keys of party {peer.party} that it did not sign")
 
-    def _channel(self, state: Advertised, peer: PeerKeys, contexts: Contexts) -> Channel:
-        try:
-            return bundle_channel(state.cipher, peer.cipher_key, self.party < peer.party, contexts)
-        except CryptoError:
-            raise self._wrong(Phase.ADVERTISE_KEYS, f"cannot agree with the key of party {peer.party}") from None
-
     # ---- round 2 ----
 
     def _mask_input(self, state: Shared, message: ShareList) -> tuple[Masked | Withdrawn, MaskedInput | Withdrawal]:
-        rules, senders, phase = self.rules, {b.party: b.sealed for b in message.bundles}, Phase.MASKED_INPUT
-        if len(senders) != len(message.bundles) or not senders.keys() <= state.peers.keys():
+        rules, senders = self.rules, {b.party: b.sealed for b in message.bundles}
+        if len(senders) != len(message.bundles) or not senders.keys() <= state.dealing.peers.keys():
             raise self._wrong(message.PHASE, "was shown bundles of a stranger, or two of one party")
         if len(senders) + 1 < rules.threshold:
             raise self._wrong(
                 message.PHASE, f"was shown {len(senders)} bundles, expected {rules.threshold - 1} or more"
             )
-        with self._meter(phase, Cost.AEAD):
-            held = {sender: _open(state.channels[sender], sealed) for sender, sealed in senders.items()}
-        # A bundle that opens was sealed in this very transcript by who holds the key: with anybody else no mask is agreed on.
-        opened = {sender: shares for sender, shares in held.items() if shares is not None}
-        unopened = tuple(sorted(senders.keys() - opened.keys()))
-        if len(opened) + 1 < rules.threshold:
-            return Withdrawn(), rules.message(Withdrawal, self.party, unopened)
-        own_mask = derive(state.self_mask, SELF_MASK, state.transcript.context(self.party), MASK_KEY_BYTES)
-        with self._meter(phase, Cost.DH):
-            masks = {peer: self._pair_mask_key(state, peer) for peer in opened}
+        with self._meter(Phase.MASKED_INPUT, Cost.AEAD):
+            ring = state.dealing.open(senders)
+        after = self._input(state.values, ring)
+        if isinstance(ring, BatchRing):
+            self.ring = ring
+        return after
+
+    def _input(self, values: Values, ring: Ring) -> tuple[Masked | Withdrawn, MaskedInput | Withdrawal]:
+        """Masked with everybody whose bundle opened, and with nobody else."""
+        rules = self.rules
+        if ring.holds < rules.threshold:
+            return Withdrawn(), rules.message(Withdrawal, self.party, ring.unopened)
+        keyed = ring.take(rules, self._meter)
+        packed = self._masked(values, keyed)
+        after = Masked(keyed.transcript, keyed.held, keyed.masks, keyed.of_dropped)
+        return after, rules.message(MaskedInput, self.party, packed, ring.unopened)
+
+    def _masked(self, values: Values, keyed: Keyed) -> bytes:
+        rules, phase = self.rules, Phase.MASKED_INPUT
         with self._meter(phase, Cost.PRG):
-            total = state.values.astype(rules.lane)
+            total = values.astype(rules.lane)
             # MMF (8): + towards higher parties, - towards lower ones
-            signs = [1, *(1 if self.party < peer else -1 for peer in masks)]
-            add_masks(total, [own_mask, *masks.values()], signs)
+            signs = [1, *(1 if self.party < peer else -1 for peer in keyed.masks)]
+            add_masks(total, [keyed.own_mask, *keyed.masks.values()], signs)
         with self._meter(phase, Cost.ENCODE):
             total &= rules.lane.type((1 << rules.bits) - 1)
-            packed = pack(total, rules.bits)
-        after = Masked(state.transcript, {self.party: state.own, **opened}, masks)
-        return after, rules.message(MaskedInput, self.party, packed, unopened)
-
-    def _pair_mask_key(self, state: Shared, peer: int) -> bytes:
-        try:
-            return mask_key(state.mask, state.peers[peer].mask_key, self.party < peer, state.contexts[peer])
-        except CryptoError:
-            raise self._wrong(Phase.MASKED_INPUT, f"cannot agree with the key of party {peer}") from None
+            return pack(total, rules.bits)
 
     # ---- round 3 ----
 
@@ -308,13 +293,13 @@ class SecAggParty:
         survivors, direct, answers = set(message.survivors), set(message.direct), list[Answer]()
         if direct & survivors:
             raise self._wrong(Phase.UNMASK, "was asked for the mask of a party that survived")
-        for owner, (of_self_mask, of_mask_key) in sorted(state.held.items()):
+        for owner, (of_self_mask, of_masks) in sorted(state.held.items()):
             if owner in survivors:
                 answers.append(SelfMaskShare(owner, of_self_mask))
             elif owner in direct:
                 answers.append(PairMask(owner, state.masks[owner]))
             else:
-                answers.append(PairKeyShare(owner, of_mask_key))
+                answers.append(state.of_dropped(owner, of_masks))
         return self.rules.message(Unmask, self.party, tuple(answers))
 
     def _check_signatures(self, state: Signed, message: UnmaskRequest) -> None:
@@ -334,13 +319,3 @@ class SecAggParty:
 
     def _wrong(self, phase: Phase, what: str) -> ProtocolError:
         return ProtocolError(what, party=self.party, phase=phase)
-
-
-def _open(channel: Channel, sealed: bytes) -> Shares | None:
-    """The two shares of a bundle; None if it does not open."""
-    try:
-        text = channel.open(sealed)
-    except CryptoError:
-        return None
-    of_self_mask, of_mask_key = text[:SHARE], text[SHARE:]
-    return (of_self_mask, of_mask_key) if is_share(of_self_mask) and is_share(of_mask_key) else None

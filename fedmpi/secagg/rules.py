@@ -19,7 +19,8 @@ from fedmpi.secagg.graph import check_cohort, check_degree, check_threshold
 from fedmpi.wire.message import Message
 from fedmpi.wire.phases import Cost, Phase, Purpose
 
-PROTOCOL = b"fedmpi/secagg/3"  # the last number changes with anything that two versions would do differently
+PROTOCOL = b"fedmpi/secagg/4"  # the last number changes with anything that two versions would do differently
+BATCH = b"fedmpi/secagg-batch/1"
 SIGNED_KEYS = b"fedmpi/signed-keys/3"
 
 # Measures what runs inside, told the phase that it is done for and what it is; by default nothing is measured.
@@ -51,15 +52,25 @@ class Rules:
     purpose: Purpose = Purpose.TRAINING
     agreed: bytes = b""  # digest of the settings of the run, as this side has them
     about: bytes = b""  # digest of what the inputs were made from: the model, and coordinates that the round settled on
+    batch: tuple[int, int] | None = (
+        None  # the first and the last round of those whose keys are made together; None: this one's alone
+    )
 
     def __post_init__(self) -> None:
         check_cohort(self.cohort)
         check_degree(self.degree, self.cohort)
         check_threshold(self.threshold, self.degree + 1)
+        if self.batch is not None and not self.batch[0] <= self.round <= self.batch[1]:
+            raise ValueError(f"round {self.round} is not in the batch of rounds {self.batch[0]} to {self.batch[1]}")
 
     @property
     def complete(self) -> bool:
         return self.degree == self.cohort - 1
+
+    @property
+    def rounds(self) -> int:
+        """Of the batch; 0 where keys are made for this round alone."""
+        return 0 if self.batch is None else self.batch[1] - self.batch[0] + 1
 
     @property
     def tolerated(self) -> int:
@@ -78,13 +89,28 @@ class Rules:
         """Whether a message is of this round, and not of another or of its test."""
         return (message.round, message.purpose) == (self.round, self.purpose)
 
+    @property
+    def lost_text(self) -> bytes:
+        return b"" if self.most_lost is None else bind(self.most_lost)
+
     @cached_property
     def instance(self) -> bytes:
-        """The name of the instance: the same for two parties only if they agree on all of this."""
-        lost = b"" if self.most_lost is None else bind(self.most_lost)
+        """The name of what keys are made for: the same for two parties only if they agree on all of this. Of a batch it has what all
+        its rounds have in common; what is a round's own enters the round's transcript."""
+        if self.batch is not None:
+            shape = self.cohort, self.threshold, self.degree
+            text = bind(BATCH, self.agreed, self.session, int(self.purpose), *self.batch, *shape, int(self.active))
+            return hashlib.sha256(text).digest()
         numbers = self.round, self.cohort, self.threshold, self.degree, self.dimension, self.bits
         text = bind(
-            PROTOCOL, self.agreed, self.session, int(self.purpose), *numbers, int(self.active), lost, self.about
+            PROTOCOL,
+            self.agreed,
+            self.session,
+            int(self.purpose),
+            *numbers,
+            int(self.active),
+            self.lost_text,
+            self.about,
         )
         return hashlib.sha256(text).digest()
 

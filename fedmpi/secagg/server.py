@@ -13,19 +13,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedmpi.crypto.keys import Agreement, verify
-from fedmpi.crypto.shamir import is_share
+from fedmpi.crypto.shamir import SEEDS, is_share
 from fedmpi.errors import CryptoError, Fault, ProtocolError
 from fedmpi.secagg.disputes import Group, alone, who_leaves
+from fedmpi.secagg.material import BatchMaterial, Material, RoundMaterial
 from fedmpi.secagg.messages import (
     AdvertiseKeys,
     Bundle,
     ConsistencyCheck,
     KeyList,
     MaskedInput,
-    PairKeyShare,
     PairMask,
     PeerKeys,
     SelfMaskShare,
+    ShareBatch,
     ShareKeys,
     ShareList,
     Signed,
@@ -60,7 +61,7 @@ class State(enum.Enum):
 
 EXPECTED: dict[State, tuple[type[Message], ...]] = {
     State.KEYS: (AdvertiseKeys,),
-    State.SHARES: (ShareKeys,),
+    State.SHARES: (ShareKeys, ShareBatch),
     State.INPUTS: (MaskedInput, Withdrawal),
     State.SIGNATURES: (ConsistencyCheck,),
     State.ANSWERS: (Unmask,),
@@ -85,11 +86,13 @@ class SecAggServer:
         group: Group = alone,
         threads: int = 1,
         meter: Meter = no_meter,
+        batch: BatchMaterial | None = None,
     ):
         """`neighbours` of every party of the cohort, symmetric, each as many as the rules' degree. `group`: which parties speak
-        through one rank, and may well lie together."""
+        through one rank, and may well lie together. `batch`: keys that were made in an earlier round; it begins with the inputs."""
         self.rules = rules
-        self.state = State.KEYS
+        self.state = State.KEYS if batch is None else State.INPUTS
+        self.batch = batch  # once keys of several rounds are made
         self.reason = ""  # why the round failed
         self.faults: list[Fault] = []  # who was caught at what
         # (holder, dealer): what the one has of the other cannot be, and one of them lies
@@ -100,14 +103,14 @@ class SecAggServer:
         self._identities, self._group = identities or {}, group
         self._threads = threads
         self._meter = meter
-        self._waiting = set(neighbours)
+        self._waiting = set(neighbours if batch is None else batch.dealt)
         self._keys: dict[int, AdvertiseKeys] = {}  # U1
         self._seen: set[bytes] = set()  # every public key of the round
-        self._shared: dict[int, ShareKeys] = {}  # U2
+        self._shared: dict[int, ShareKeys | ShareBatch] = {}  # U2
         self._inputs: dict[int, MaskedInput] = {}  # U3
         self._signatures: dict[int, bytes] = {}  # U4
         self._answers: dict[int, Unmask] = {}  # U5
-        self._transcript: Transcript | None = None  # once the keys are there
+        self._material: Material | None = None if batch is None else batch.of_round(rules)  # once the keys are made
         self._unmasking: Unmasking | None = None  # once it is settled whose inputs are in the sum
         self._total: NDArray[np.uint64] | None = None
 
@@ -134,7 +137,7 @@ class SecAggServer:
         match message:
             case AdvertiseKeys():
                 self._take_keys(message)
-            case ShareKeys():
+            case ShareKeys() | ShareBatch():
                 self._take_shares(message)
             case MaskedInput():
                 self._take_input(message)
@@ -203,7 +206,10 @@ class SecAggServer:
         self._seen |= keys
         self._keys[message.party] = message
 
-    def _take_shares(self, message: ShareKeys) -> None:
+    def _take_shares(self, message: ShareKeys | ShareBatch) -> None:
+        rounds = len(message.commitments) if isinstance(message, ShareBatch) else 0
+        if rounds != self.rules.rounds:
+            raise self._wrong(message, f"shared keys of {rounds or 1} rounds, expected {self.rules.rounds or 1}")
         receivers = [bundle.party for bundle in message.bundles]
         expected = self._alive_neighbours(message.party, self._keys)
         if receivers != expected:
@@ -225,13 +231,13 @@ class SecAggServer:
 
     def _take_unopened(self, message: Message, unopened: tuple[int, ...]) -> None:
         """Whose bundles a party says that it could not open."""
-        sent = self._alive_neighbours(message.party, self._shared)
+        sent = self._alive_neighbours(message.party, self._made.dealt)
         if list(unopened) != sorted(set(unopened)) or not set(unopened) <= set(sent):
             raise self._wrong(message, "complained of bundles that it was not sent, or out of order")
         self.disputes |= {(message.party, dealer) for dealer in unopened}
 
     def _take_withdrawal(self, message: Withdrawal) -> None:
-        left = len(self._alive_neighbours(message.party, self._shared)) - len(message.unopened)
+        left = len(self._alive_neighbours(message.party, self._made.dealt)) - len(message.unopened)
         if left + 1 >= self.rules.threshold:
             raise self._wrong(
                 message, f"withdrew with {left} bundles that opened, {self.rules.threshold - 1} are enough"
@@ -239,8 +245,7 @@ class SecAggServer:
         self._take_unopened(message, message.unopened)
 
     def _take_signature(self, message: ConsistencyCheck) -> None:
-        assert self._transcript is not None, "after the keys"
-        text = self._transcript.survivors_text(tuple(sorted(self._inputs)))
+        text = self._made.transcript.survivors_text(tuple(sorted(self._inputs)))
         if not verify(self._identities[message.party], text, message.signature):
             raise self._wrong(message, "sent a signature that does not fit the survivors")
         self._signatures[message.party] = message.signature
@@ -251,11 +256,12 @@ class SecAggServer:
         if owners != expected:
             raise self._wrong(message, f"answered for {len(owners)} peers, expected {len(expected)}")
         for answer in message.answers:
-            dropped = PairMask if answer.owner in self._settled.direct else PairKeyShare
+            dropped = PairMask if answer.owner in self._settled.direct else self._made.of_dropped
             wanted = SelfMaskShare if answer.owner in self._inputs else dropped
             if not isinstance(answer, wanted):
                 raise self._wrong(message, f"opened the wrong secret of party {answer.owner}")
-            if not isinstance(answer, PairMask) and not is_share(answer.share):
+            field = SEEDS if isinstance(answer, SelfMaskShare) else self._made.key_field
+            if not isinstance(answer, PairMask) and not is_share(answer.share, field):
                 raise self._wrong(message, f"sent a share of party {answer.owner} that is no share")
         self._answers[message.party] = message
 
@@ -306,7 +312,6 @@ class SecAggServer:
                 f"{came} of {self.rules.cohort} parties sent keys, the threshold is {self.rules.threshold}"
             )
         digest = digest_of_keys(self._keys)
-        self._transcript = Transcript(self.rules, digest)
         peers = {p: PeerKeys(p, k.cipher_key, k.mask_key, k.signature) for p, k in self._keys.items()}
         lists = {p: tuple([peers[o] for o in self._alive_neighbours(p, self._keys)]) for p in sorted(self._keys)}
         told = b"" if self.rules.complete else digest
@@ -317,6 +322,7 @@ class SecAggServer:
         self._prune(self._shared)
         if not self._shared:
             return self._fail(f"{came} parties shared their keys, the threshold is {self.rules.threshold}")
+        self._keep_material()
         inboxes: dict[int, list[Bundle]] = {party: [] for party in self._shared}
         for sender in sorted(self._shared):
             for bundle in self._shared[sender].bundles:
@@ -325,6 +331,22 @@ class SecAggServer:
         return self._enter(
             [(p, self.rules.message(ShareList, p, tuple(bundles))) for p, bundles in sorted(inboxes.items())]
         )
+
+    def _keep_material(self) -> None:
+        """What is needed of keys and shares from here on; bundles are not."""
+        transcript = Transcript.of(self.rules, digest_of_keys(self._keys))
+        if self.rules.batch is None:
+            once = {p: ((m.commitment,), ()) for p, m in self._shared.items() if isinstance(m, ShareKeys)}
+            self._material = RoundMaterial(transcript, self._neighbours, self._keys, once)
+        else:
+            all_ = {p: (m.commitments, m.lists) for p, m in self._shared.items() if isinstance(m, ShareBatch)}
+            self.batch = BatchMaterial(*self.rules.batch, transcript, self._neighbours, self._keys, all_)
+            self._material = self.batch.of_round(self.rules)
+
+    @property
+    def _made(self) -> Material:
+        assert self._material is not None, "after the keys"
+        return self._material
 
     @property
     def _settled(self) -> Unmasking:
@@ -354,10 +376,7 @@ class SecAggServer:
             )
         if not self._inputs:
             return self._fail(f"no party sent its input, the threshold is {self.rules.threshold}")
-        assert self._transcript is not None, "after the keys"
-        self._unmasking = Unmasking(
-            self.rules, self._transcript, self._neighbours, self._keys, self._shared, self._inputs, self._group
-        )
+        self._unmasking = Unmasking(self.rules, self._made, self._inputs, self._group)
         owner = self._settled.lost
         if owner is not None:
             return self._fail(

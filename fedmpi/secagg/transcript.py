@@ -12,6 +12,7 @@ from fedmpi.secagg.messages import AdvertiseKeys, PeerKeys
 from fedmpi.secagg.rules import Rules
 
 TRANSCRIPT = b"fedmpi/transcript/1"
+ROUND = b"fedmpi/batch-round/1"
 SIGNED_SURVIVORS = b"fedmpi/signed-survivors/3"
 
 
@@ -24,10 +25,19 @@ def digest_of_keys(keys: Mapping[int, AdvertiseKeys | PeerKeys]) -> bytes:
 class Transcript:
     __slots__ = ("digest", "_place")
 
-    def __init__(self, rules: Rules, keys: bytes):
+    def __init__(self, digest: bytes):
+        self.digest = digest
+        self._place = bind(digest)
+
+    @classmethod
+    def of(cls, rules: Rules, keys: bytes) -> "Transcript":
         """`keys`: their digest."""
-        self.digest = hashlib.sha256(bind(TRANSCRIPT, rules.instance, keys)).digest()
-        self._place = bind(self.digest)
+        return cls(hashlib.sha256(bind(TRANSCRIPT, rules.instance, keys)).digest())
+
+    def of_round(self, rules: Rules) -> "Transcript":
+        """Of one round of the batch whose keys this is the transcript of: with all that is the round's own."""
+        own = rules.round, rules.dimension, rules.bits, rules.lost_text, rules.about
+        return Transcript(hashlib.sha256(bind(ROUND, self.digest, *own)).digest())
 
     def context(self, *parties: int) -> bytes:
         """What a derived key or a sealed bundle is for: this transcript and the parties in order."""

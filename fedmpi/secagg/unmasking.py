@@ -4,21 +4,20 @@ Made when it is settled whose inputs are in the sum. Nothing here changes from t
 """
 
 from collections.abc import Container, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedmpi.crypto.keys import SELF_MASK, Agreement, derive, opens, public_key
-from fedmpi.crypto.masks import MASK_KEY_BYTES, add_masks
-from fedmpi.crypto.shamir import decode_share
+from fedmpi.crypto.masks import add_masks
+from fedmpi.crypto.shamir import SEEDS, decode_share
 from fedmpi.errors import CryptoError, Fault
 from fedmpi.secagg.disputes import Group, alone
-from fedmpi.secagg.messages import AdvertiseKeys, Answer, MaskedInput, ShareKeys, Unmask
-from fedmpi.secagg.opening import Opening, Unfit
-from fedmpi.secagg.pairs import mask_key
-from fedmpi.secagg.rules import Meter, Rules, share_points
-from fedmpi.secagg.transcript import Transcript
+from fedmpi.secagg.material import Material
+from fedmpi.secagg.messages import Answer, MaskedInput, Unmask
+from fedmpi.secagg.opening import Dealt, Opening, Unfit
+from fedmpi.secagg.rules import Meter, Rules
 from fedmpi.wire.bits import PackedSum
 from fedmpi.wire.phases import Cost, Phase
 
@@ -30,18 +29,15 @@ class Unmasking:
     def __init__(
         self,
         rules: Rules,
-        transcript: Transcript,
-        neighbours: Mapping[int, tuple[int, ...]],
-        keys: Mapping[int, AdvertiseKeys],
-        shared: Mapping[int, ShareKeys],
+        material: Material,
         inputs: Mapping[int, MaskedInput],
         group: Group = alone,
     ):
-        """`keys`, `shared` and `inputs` of those who sent them, the protocol's U1, U2 and U3. `group`: who speaks through one rank."""
-        self._rules, self._transcript, self._neighbours = rules, transcript, neighbours
-        self._keys, self._shared, self._inputs, self._group = keys, shared, inputs, group
+        """`inputs` of those who sent them, the protocol's U3. `group`: who speaks through one rank."""
+        self._rules, self._material, self._inputs, self._group = rules, material, inputs, group
+        self._neighbours, dealt = material.neighbours, material.dealt
         self._unopened = {party: frozenset(message.unopened) for party, message in inputs.items()}
-        self._needed = [party for party in shared if party in inputs or self.holders(party, inputs)]
+        self._needed = [party for party in dealt if party in inputs or self.holders(party, inputs)]
         short = [owner for owner in self._needed if len(self.holders(owner, inputs)) < rules.threshold]
         # The secret of a dropped party is lost with so few holders: whoever masked with it says what with.
         self.direct = frozenset(owner for owner in short if owner not in inputs)
@@ -52,7 +48,7 @@ class Unmasking:
     def masked_with(self, party: int) -> list[int]:
         """The peers that a survivor agreed on masks with: those whose bundle it opened."""
         unopened = self._unopened[party]
-        return [peer for peer in self._neighbours[party] if peer in self._shared and peer not in unopened]
+        return [peer for peer in self._neighbours[party] if peer in self._material.dealt and peer not in unopened]
 
     def holders(self, owner: int, alive: Container[int]) -> list[int]:
         """Survivors that have a share of the owner's secrets and could open it, as far as they are `alive`."""
@@ -92,7 +88,7 @@ class Unmasking:
         return total.total().astype(self._rules.lane)
 
     def _open_all(self, opened: Opened) -> dict[int, bytes]:
-        """b_u of every survivor and s_u^SK of every dropped party that somebody masked with. All are tried, also after one that
+        """b_u of every survivor and the other secret of every dropped party that somebody masked with. All are tried, also after one that
         cannot be opened: where few cannot, it was those who dealt them."""
         opening, secrets = Opening(self._rules.threshold, self._group), dict[int, bytes]()
         unfit: dict[int, Unfit] = {}
@@ -114,30 +110,23 @@ class Unmasking:
 
     def _open(self, owner: int, opened: Opened, opening: Opening) -> bytes:
         """One of them, checked against what its owner committed to."""
-        places = share_points(owner, [peer for peer in self._neighbours[owner] if peer in self._keys])
-        holders = self.holders(owner, opened)
-        shares = {holder: (places[holder], decode_share(opened[holder][owner].share)) for holder in holders}
-        secret, liars = opening.open(owner, shares, lambda secret: self._committed(owner, secret))
+        material, survived = self._material, owner in self._inputs
+        fits, field = (material.fits_seed, SEEDS) if survived else (material.fits_key, material.key_field)
+        places, holders = material.places(owner), self.holders(owner, opened)
+        shares = {holder: (places[holder], decode_share(opened[holder][owner].share, field)) for holder in holders}
+        secret, liars = opening.open(Dealt(owner, shares, partial(fits, owner), field))
         what = f"sent a wrong share of party {owner}"
         # A dealer may have dealt it wrong to another, but not to itself.
         self.faults += [Fault(holder, Phase.UNMASK, what, certain=holder == owner) for holder in liars]
         self.disputes |= {(holder, owner) for holder in liars if holder != owner}
         return secret
 
-    def _committed(self, owner: int, secret: bytes) -> bool:
-        if owner in self._inputs:
-            return opens(self._shared[owner].commitment, secret, self._transcript.context(owner))
-        return public_key(secret) == self._keys[owner].mask_key
-
     def _masks_of(self, owner: int, secret: bytes) -> Masks:
-        """A survivor's own mask, from b; or what survivors masked with a dropped party, from its s^SK."""
+        """A survivor's own mask, from b; or what survivors masked with a dropped party, from its other secret."""
         if owner in self._inputs:
-            return [(derive(secret, SELF_MASK, self._transcript.context(owner), MASK_KEY_BYTES), -1)]
-        dropped, contexts = Agreement(secret), self._transcript.pair_contexts(owner, self.holders(owner, self._inputs))
-        return [
-            (mask_key(dropped, self._keys[other].mask_key, owner < other, pair), _comes_off(other, owner))
-            for other, pair in contexts.items()
-        ]
+            return [(self._material.self_mask(owner, secret), -1)]
+        masks = self._material.pair_masks(owner, secret, self.holders(owner, self._inputs))
+        return [(key, _comes_off(other, owner)) for other, key in masks.items()]
 
     def _told_masks(self, owner: int, opened: Opened) -> Masks:
         """What survivors masked with a dropped party, as each says. One that says it wrong spoils the sum as it could have by its

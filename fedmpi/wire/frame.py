@@ -23,7 +23,7 @@ from fedmpi.errors import WireError
 from fedmpi.wire.phases import Purpose
 
 MAGIC = b"FM"
-VERSION = 4
+VERSION = 5
 HEADER = struct.Struct("<2sBBIiB7s")
 FRAMING = HEADER.size
 COUNT = struct.Struct("<I")  # what every list starts with

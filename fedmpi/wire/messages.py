@@ -150,16 +150,18 @@ class AskModel(_Download):
 class _Task(Message):
     """Rank 0 to a rank: something for these of its parties to do with the model of this version and digest."""
 
-    LAYOUT: ClassVar = struct.Struct("<III")
+    LAYOUT: ClassVar = struct.Struct("<IIII")
     DIGEST: ClassVar[int] = 32
     parties: tuple[int, ...] = ()
     cohort: int = 0  # n_t, DSU (13): the size of the whole cohort
     hidden: int = 0  # how many of them go through secure aggregation
     version: int = 0
     model: bytes = bytes(DIGEST)  # digest of theta
+    keys: int = 0  # the round in which the keys of its masks are made, where that is not done in every round
 
     def buffers(self) -> list[Buffer]:
-        return [pack_parties(self.parties), self.LAYOUT.pack(self.cohort, self.hidden, self.version), self.model]
+        numbers = self.LAYOUT.pack(self.cohort, self.hidden, self.version, self.keys)
+        return [pack_parties(self.parties), numbers, self.model]
 
     def shares(self) -> Iterable[tuple[int, int]]:
         return [(party, self.wire_size(1)) for party in self.parties]
@@ -170,7 +172,8 @@ class _Task(Message):
 
     @classmethod
     def parse(cls, reader: Reader) -> tuple[Any, ...]:
-        return read_parties(reader), *reader.fields(cls.LAYOUT), bytes(reader.take(cls.DIGEST))
+        parties, (cohort, hidden, version, keys) = read_parties(reader), reader.fields(cls.LAYOUT)
+        return parties, cohort, hidden, version, bytes(reader.take(cls.DIGEST)), keys
 
 
 @dataclass(frozen=True)
