@@ -92,7 +92,7 @@ def table(rows: list[dict]) -> list[str]:
             found = row[way]
             cells += [f"{found['counted'] / 1e3:.1f} kB", f"{100 * found['counted'] / row['fedavg']:.1f} %"]
             cells.append("–" if found["bound"] is None else f"{found['counted'] / found['bound']:.2f}")
-        cells += [f"{row['trips']}", f"{1e3 * row['client_cpu']:.1f} ms", f"{1e3 * row['server_cpu']:.0f} ms"]
+        cells += [f"{row['trips']:.3g}", f"{1e3 * row['client_cpu']:.1f} ms", f"{1e3 * row['server_cpu']:.0f} ms"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.comm_cost [--quick] [--json FILE] [--parties 8] [--mpirun 4]
 
-Every combination of method, support, aggregation, graph, download and noise that the configuration allows is run for two rounds, small
+Every combination of method, support, aggregation, graph, keys, download and noise that the configuration allows is run for two rounds, small
 and on generated or embedded data, by the whole engine in memory; its ledger is what is counted. --quick: as few as cover every method, and
 every pair of values of the other axes.
 
@@ -50,6 +50,7 @@ AXES: dict[str, dict[str, str]] = {
         "hybrid": "--aggregation hybrid --clear-parties 0,3",
     },
     "graph": {name: f"--graph {name}" for name in ("complete", "regular")},
+    "keys": {name: f"--keys {name}" for name in ("round", "batch:16")},
     "download": {name: f"--download {name}" for name in ("delta", "full")},
     "noise": {"ε=8": "--epsilon 8", "none": "--epsilon inf"},
 }
@@ -189,7 +190,7 @@ def show(rows: list[dict]) -> None:
     for row in rows:
         cells = "  ".join(f"{row[axis]:<{width}}" for axis, width in widths.items())
         print(
-            f"{cells}  {_way(row, laws.UP)}  {_way(row, laws.DOWN)}  {row['trips']:>5}"
+            f"{cells}  {_way(row, laws.UP)}  {_way(row, laws.DOWN)}  {row['trips']:>5g}"
             f"  {row['up']['test']:>7.0f} {row['down']['test']:>5.0f}"
         )
 

@@ -68,9 +68,8 @@ def counted(run: Path) -> tuple[Counts, Counts]:
     """(of training, of evaluations), over the whole run."""
     by_party: tuple[dict[Kind, Counter], ...] = ({}, {})
     for row in ledger(run):
-        of_test = row["purpose"] == "test" or row["phase"] == str(Phase.EVALUATION)
         kind = row["phase"], row["message"], row["direction"]
-        of_kind = by_party[of_test].setdefault(kind, Counter())
+        of_kind = by_party[_of_test(row)].setdefault(kind, Counter())
         of_kind["messages", row["party"]] += int(row["logical_framing"]) // FRAMING
         of_kind["payload", row["party"]] += int(row["logical_payload"])
     training, test = ({kind: _count(of_kind) for kind, of_kind in half.items()} for half in by_party)
@@ -93,9 +92,17 @@ def total(counts: Counts, direction: str) -> int:
     return sum(count.payload + FRAMING * count.messages for kind, count in counts.items() if kind[2] == direction)
 
 
-def trips(counts: Counts) -> int:
-    """Two ways each, of what was really sent."""
-    return -(-laws.ways((Phase(phase), direction) for phase, _, direction in counts) // 2)
+def trips(run: Path, of_test: bool) -> float:
+    """Two ways each, of what was really sent; in the mean over the rounds, or the tests, of a run."""
+    found: dict[str, set[tuple[Phase, str]]] = {}
+    for row in ledger(run):
+        if _of_test(row) == of_test:
+            found.setdefault(row["round"], set()).add((Phase(row["phase"]), row["direction"]))
+    return sum(-(-laws.ways(pairs) // 2) for pairs in found.values()) / max(1, len(found))
+
+
+def _of_test(row: dict[str, str]) -> bool:
+    return row["purpose"] == "test" or row["phase"] == str(Phase.EVALUATION)
 
 
 def union_of(run: Path) -> int | None:
@@ -127,11 +134,11 @@ def beside_law(config: Config, run: Path) -> dict:
             "bound": least,
             "test": total(test, way) / parties / tests,
         }
-    row |= {"trips": trips(training), "trips_law": laws.trips(bill.training), "trips_test": trips(test)}
+    row |= {"trips": trips(run, False), "trips_law": laws.trips(bill.training), "trips_test": trips(run, True)}
     row |= {"messages": messages, "test_messages": of_tests}
     row["wrong"] = [message["wrong"] for message in (*messages, *of_tests) if message["wrong"]]
-    if row["trips"] != row["trips_law"]:
-        row["wrong"].append(f"{row['trips']} trips, by the law {row['trips_law']}")
+    if abs(row["trips"] - row["trips_law"]) > 1e-9:
+        row["wrong"].append(f"{row['trips']:g} trips, by the law {row['trips_law']:g}")
     return row
 
 
@@ -156,7 +163,7 @@ def compare(lines: Iterable[laws.Line], counts: Counts, taking_part: int) -> lis
 
 
 def _wrong(line: laws.Line, found: Count, taking_part: int) -> str:
-    wanted, each = line.share * line.number * taking_part, found.payload / max(1, found.messages)
+    wanted, each = line.share * line.often * line.number * taking_part, found.payload / max(1, found.messages)
     if abs(found.messages - wanted) > 1e-6 * wanted:
         return f"{line.message} {line.direction}: {found.messages} messages, by the law {wanted:g}"
     holds = {

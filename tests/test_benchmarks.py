@@ -156,6 +156,7 @@ FEDMF = {
     "support": "dense",
     "aggregation": "secure",
     "graph": "regular",
+    "keys": "round",
     "download": "delta",
     "noise": "none",
 }

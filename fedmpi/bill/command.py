@@ -101,13 +101,14 @@ def text_of(config: Config, bill: laws.Bill, link: Link | None) -> str:
     for phase in laws.phases(bill.training):
         of_phase = [line for line in bill.training if line.phase is phase]
         ways = laws.ways((line.phase, line.direction) for line in of_phase)
-        lines.append(f"  {phase:<18}" + _cells(of_phase) + (_second(_seconds(link, bill, phase, ways)) if link else ""))
+        seconds = _second(of_phase[0].often * _seconds(link, bill, phase, ways)) if link else ""
+        lines.append(f"  {phase:<18}" + _cells(of_phase) + seconds)
     for purpose, name in ((Purpose.TRAINING, "a party and round"), (Purpose.TEST, "an evaluation")):
         of_it = bill.lines(purpose)
         seconds = _second(_whole(link, bill, purpose)) if link else ""
         number = laws.trips(of_it)
         why = "metrics stay home" if purpose is Purpose.TEST else f"{config.run.method} shares nothing"
-        trips = f"   {number} trip{'' if number == 1 else 's'}" if of_it else f"   none: {why}"
+        trips = f"   {number:.3g} trip{'' if number == 1 else 's'}" if of_it else f"   none: {why}"
         lines.append(f"  {name:<18}{_cells(of_it)}{seconds}{trips}")
     return "\n".join([*lines, *(f"  {note}" for note in (*bill.notes, *_late(config, bill, link)))])
 
@@ -133,7 +134,7 @@ def _cells(lines: list[laws.Line] | tuple[laws.Line, ...]) -> str:
 
 
 def _seconds(link: Link, bill: laws.Bill, phase: Phase, ways: int, purpose: Purpose = Purpose.TRAINING) -> float:
-    """Of the party that has most to move: in a hybrid that is one that has this phase at all."""
+    """Of the party that has most to move, in a round that has this phase: in a hybrid one that has it at all."""
     load = {
         direction: sum(x.bytes for x in bill.lines(purpose) if x.phase is phase and x.direction == direction)
         for direction in (laws.UP, laws.DOWN)
@@ -147,8 +148,10 @@ def _whole(link: Link, bill: laws.Bill, purpose: Purpose) -> float:
     pairs = {phase: {x.direction for x in lines if x.phase is phase} for phase in laws.phases(lines)}
     if Phase.MASKED_INPUT in pairs:
         pairs.pop(Phase.UPDATE, None)  # in the clear, while the others are at their keys
+    often = {line.phase: line.often for line in lines}
     return sum(
-        _seconds(link, bill, phase, laws.ways((phase, way) for way in found), purpose) for phase, found in pairs.items()
+        often[phase] * _seconds(link, bill, phase, laws.ways((phase, way) for way in found), purpose)
+        for phase, found in pairs.items()
     )
 
 
@@ -181,7 +184,12 @@ def rows_of(config: Config, bill: laws.Bill, link: Link | None) -> list[dict[str
                 about
                 | {"of": name, "phase": str(line.phase), "message": line.message, "direction": line.direction}
                 | {"payload": line.payload, "framing": FRAMING, "size": signs[line.sign]}
-                | {"messages": line.number, "share_of_parties": line.share, "bytes": line.mean}
+                | {
+                    "messages": line.number,
+                    "share_of_parties": line.share,
+                    "share_of_rounds": line.often,
+                    "bytes": line.mean,
+                }
             )
         rows.append(
             about
