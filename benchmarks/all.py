@@ -32,6 +32,7 @@ RANKS = 3
 # What a reader of the README would start, by the words of the table.
 SETTINGS = {
     "the default: DP-pFedDSU, secure": "--preset demo",
+    "  with --keys batch:16": "--preset demo --keys batch:16",
     "  with --download full": "--preset demo --download full",
     "  with --aggregation plain": "--preset demo --aggregation plain",
     "CENTAUR, dense, secure": "--preset demo --method centaur --support dense",
@@ -92,7 +93,7 @@ def table(rows: list[dict]) -> list[str]:
             found = row[way]
             cells += [f"{found['counted'] / 1e3:.1f} kB", f"{100 * found['counted'] / row['fedavg']:.1f} %"]
             cells.append("–" if found["bound"] is None else f"{found['counted'] / found['bound']:.2f}")
-        cells += [f"{row['trips']:.3g}", f"{1e3 * row['client_cpu']:.1f} ms", f"{1e3 * row['server_cpu']:.0f} ms"]
+        cells += [f"{row['trips']}", f"{1e3 * row['client_cpu']:.1f} ms", f"{1e3 * row['server_cpu']:.0f} ms"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

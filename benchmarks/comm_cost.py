@@ -10,7 +10,8 @@ every pair of values of the other axes.
             is named, and the exit code is 1
     FedAvg  counted / 4 bytes a coordinate of the method's shared vector, which is what dense FedAvg moves in float32, up and down
     bound   counted / the entropy of the content (benchmarks.entropy says of what); - where no law of the content is known
-    trips   two ways each: all that goes in one direction before somebody waits for an answer
+    trips   two ways each: all that goes in one direction before somebody waits for an answer; of a round that has its keys, where they
+            are made for a batch
 
 Evaluations are apart, and some of the runs are done again with a test after every round: a training round costs the same. So are some
 under mpirun: their ledger is the same, row by row. Where an axis changes no byte the rows are one, and say `any`.
@@ -190,7 +191,7 @@ def show(rows: list[dict]) -> None:
     for row in rows:
         cells = "  ".join(f"{row[axis]:<{width}}" for axis, width in widths.items())
         print(
-            f"{cells}  {_way(row, laws.UP)}  {_way(row, laws.DOWN)}  {row['trips']:>5g}"
+            f"{cells}  {_way(row, laws.UP)}  {_way(row, laws.DOWN)}  {row['trips']:>5}"
             f"  {row['up']['test']:>7.0f} {row['down']['test']:>5.0f}"
         )
 

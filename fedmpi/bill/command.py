@@ -91,7 +91,7 @@ def text_of(config: Config, bill: laws.Bill, link: Link | None) -> str:
     settings = config.aggregation
     lines = [
         f"{config.run.method} on {config.data.dataset}, {bill.parties} parties: {settings.aggregation} aggregation, support "
-        f"{settings.support}, download {settings.download}",
+        f"{settings.support}, download {settings.download}, keys {settings.keys}",
         f"  {bill.coordinates} coordinates of {bill.bits} bits a party and round"
         + (f", {bill.degree} neighbours" if bill.hidden else "")
         + (f", {bill.taking_part:g} take part" if bill.taking_part != bill.parties else ""),
@@ -101,14 +101,13 @@ def text_of(config: Config, bill: laws.Bill, link: Link | None) -> str:
     for phase in laws.phases(bill.training):
         of_phase = [line for line in bill.training if line.phase is phase]
         ways = laws.ways((line.phase, line.direction) for line in of_phase)
-        seconds = _second(of_phase[0].often * _seconds(link, bill, phase, ways)) if link else ""
-        lines.append(f"  {phase:<18}" + _cells(of_phase) + seconds)
+        lines.append(f"  {phase:<18}" + _cells(of_phase) + (_second(_seconds(link, bill, phase, ways)) if link else ""))
     for purpose, name in ((Purpose.TRAINING, "a party and round"), (Purpose.TEST, "an evaluation")):
         of_it = bill.lines(purpose)
         seconds = _second(_whole(link, bill, purpose)) if link else ""
         number = laws.trips(of_it)
         why = "metrics stay home" if purpose is Purpose.TEST else f"{config.run.method} shares nothing"
-        trips = f"   {number:.3g} trip{'' if number == 1 else 's'}" if of_it else f"   none: {why}"
+        trips = f"   {number} trip{'' if number == 1 else 's'}" if of_it else f"   none: {why}"
         lines.append(f"  {name:<18}{_cells(of_it)}{seconds}{trips}")
     return "\n".join([*lines, *(f"  {note}" for note in (*bill.notes, *_late(config, bill, link)))])
 
@@ -119,7 +118,8 @@ def _late(config: Config, bill: laws.Bill, link: Link | None) -> Iterator[str]:
         return
     for phase in laws.phases(bill.training):
         number = laws.ways((line.phase, line.direction) for line in bill.training if line.phase is phase)
-        took, limit = _seconds(link, bill, phase, number), laws.deadline(config, phase)
+        took = max(seconds for _, seconds in _cases(link, bill, phase, number, Purpose.TRAINING))
+        limit = laws.deadline(config, phase)
         if took > limit:
             option = "--phase-deadline" if phase in laws.LATER else "--round-deadline"
             yield f"{phase} is not over when its deadline is ({limit:g} s): raise {option} above {took:.0f}"
@@ -134,13 +134,20 @@ def _cells(lines: list[laws.Line] | tuple[laws.Line, ...]) -> str:
 
 
 def _seconds(link: Link, bill: laws.Bill, phase: Phase, ways: int, purpose: Purpose = Purpose.TRAINING) -> float:
-    """Of the party that has most to move, in a round that has this phase: in a hybrid one that has it at all."""
-    load = {
-        direction: sum(x.bytes for x in bill.lines(purpose) if x.phase is phase and x.direction == direction)
-        for direction in (laws.UP, laws.DOWN)
-    }
+    """In the mean over the rounds: what only some of them have, keys of a batch, is shared out."""
+    return sum(often * seconds for often, seconds in _cases(link, bill, phase, ways, purpose))
+
+
+def _cases(link: Link, bill: laws.Bill, phase: Phase, ways: int, purpose: Purpose) -> list[tuple[float, float]]:
+    """(how often, seconds) of the phase as it comes up, for the party that has most to move: in a hybrid one that has it at all."""
     parties = bill.taking_part if purpose is Purpose.TRAINING else bill.parties
-    return link.phase(ways, [(load[laws.UP], load[laws.DOWN], 0.0)], parties)
+    lines = [line for line in bill.lines(purpose) if line.phase is phase]
+    found = []
+    for batch in {line.batch for line in lines}:
+        some = [line for line in lines if line.batch == batch]
+        load = {way: sum(x.bytes for x in some if x.direction == way) for way in (laws.UP, laws.DOWN)}
+        found.append((some[0].often, link.phase(ways, [(load[laws.UP], load[laws.DOWN], 0.0)], parties)))
+    return found
 
 
 def _whole(link: Link, bill: laws.Bill, purpose: Purpose) -> float:
@@ -148,10 +155,8 @@ def _whole(link: Link, bill: laws.Bill, purpose: Purpose) -> float:
     pairs = {phase: {x.direction for x in lines if x.phase is phase} for phase in laws.phases(lines)}
     if Phase.MASKED_INPUT in pairs:
         pairs.pop(Phase.UPDATE, None)  # in the clear, while the others are at their keys
-    often = {line.phase: line.often for line in lines}
     return sum(
-        often[phase] * _seconds(link, bill, phase, laws.ways((phase, way) for way in found), purpose)
-        for phase, found in pairs.items()
+        _seconds(link, bill, phase, laws.ways((phase, way) for way in found), purpose) for phase, found in pairs.items()
     )
 
 
@@ -184,12 +189,7 @@ def rows_of(config: Config, bill: laws.Bill, link: Link | None) -> list[dict[str
                 about
                 | {"of": name, "phase": str(line.phase), "message": line.message, "direction": line.direction}
                 | {"payload": line.payload, "framing": FRAMING, "size": signs[line.sign]}
-                | {
-                    "messages": line.number,
-                    "share_of_parties": line.share,
-                    "share_of_rounds": line.often,
-                    "bytes": line.mean,
-                }
+                | {"messages": line.number * line.often, "share_of_parties": line.share, "bytes": line.mean}
             )
         rows.append(
             about

@@ -9,13 +9,13 @@ of the values is known). Under support union the union of what parties propose i
 propose the same, unless it is told.
 
 One way of a phase is all that goes in one direction before somebody must wait for an answer. Two ways are a trip: the model down and the
-update up are one, and the protocol has AdvertiseKeys up and down, ShareKeys up and down, MaskedInput up, Unmask down and up. Where keys
-are made for a batch of rounds (--keys batch:16), the first two come once a batch; a bill is of a round in the mean over the run.
+update up are one, and the protocol has AdvertiseKeys up and down, ShareKeys up and down, MaskedInput up, Unmask down and up. Where keys are
+made for a batch of rounds, what makes them is in the bill with its part of a round; trips are those of a round that has its keys.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from fedmpi.aggregation import figures
@@ -61,7 +61,8 @@ class Line:
     sign: str = EXACT
     number: float = 1.0  # of them, to a party that gets any
     share: float = 1.0  # of the parties that take part
-    often: float = 1.0  # part of the rounds that have it
+    often: float = 1.0  # of the rounds, on the average over the run: keys of a batch are made once
+    batch: int = 0  # rounds of that batch; 0: it comes in every round
 
     @property
     def message(self) -> str:
@@ -73,12 +74,12 @@ class Line:
 
     @property
     def bytes(self) -> float:
-        """With framing, of a party that gets any, in a round that has any."""
+        """With framing, of a party that gets any in a round that has it."""
         return self.number * (self.payload + FRAMING)
 
     @property
     def mean(self) -> float:
-        """Of a party that takes part, over all rounds."""
+        """Of a party that takes part, in a round of the run."""
         return self.share * self.often * self.bytes
 
 
@@ -124,8 +125,8 @@ def price(setting: Setting, parties: int, union: int | None = None) -> Bill:
         if hidden:
             agreed = rules.of(Session(1), hidden, encoding)
             degree = agreed.degree
-            of_input = EXPECTED if settings.support == "union" else EXACT
-            training += _protocol(agreed, hidden / cohort, of_input, batches_of(config))
+            training += _keys(config, agreed, hidden / cohort)
+            training += _sum(agreed, hidden / cohort, EXPECTED if settings.support == "union" else EXACT)
         if config.privacy.shown == "party":
             training.append(Line(TrainReport, UP, TrainReport.wire_size(1, shape.report_columns)))
     return Bill(
@@ -222,32 +223,37 @@ def _in_the_clear(config: Config, shape: Shape, mechanism: Mechanism, encoding: 
     return Line(PlainInput, UP, size, EXPECTED if own or config.aggregation.support == "union" else EXACT, share=share)
 
 
-def batches_of(config: Config) -> list[int]:
-    """How many rounds each batch of keys is for; empty where every round has its own."""
-    size, rounds = config.aggregation.key_rounds, config.run.rounds
-    return [min(size, rounds - first) for first in range(0, rounds, size)] if size else []
+def _keys(config: Config, rules: Rules, share: float = 1.0) -> Iterator[Line]:
+    """Made for every round, or for batches of them, the last of which may be a short one."""
+    size, rounds, peers = config.aggregation.key_rounds, config.run.rounds, rules.degree
+    made = {0: 1.0}  # rounds of a batch -> the share of the rounds that make keys for so many
+    if size:
+        made = {
+            length: number / rounds
+            for length, number in ((size, rounds // size), (rounds % size, 1))
+            if length * number
+        }
+    for batch, often in made.items():
+
+        def line(kind: type[Message], direction: str, payload: int, often: float = often, batch: int = batch) -> Line:
+            return Line(kind, direction, payload, share=share, often=often, batch=batch)
+
+        yield line(secagg.AdvertiseKeys, UP, secagg.AdvertiseKeys.wire_size(rules.active))
+        yield line(secagg.KeyList, DOWN, secagg.KeyList.wire_size(peers, rules.active, not rules.complete))
+        if batch:
+            yield line(secagg.ShareBatch, UP, secagg.ShareBatch.wire_size(peers, batch))
+        else:
+            yield line(secagg.ShareKeys, UP, secagg.ShareKeys.wire_size(peers))
+        yield line(secagg.ShareList, DOWN, secagg.ShareList.wire_size(peers, batch))
 
 
-def _protocol(rules: Rules, share: float = 1.0, of_input: str = EXACT, batches: Sequence[int] = ()) -> Iterator[Line]:
-    """Of a hidden party, from its keys to its shares; nobody drops out. `of_input`: how sure its length is."""
+def _sum(rules: Rules, share: float = 1.0, of_input: str = EXACT) -> Iterator[Line]:
+    """A party whose neighbours all hold its shares; nobody drops out. `of_input`: how sure its length is."""
     peers, active, everyone = rules.degree, rules.active, rules.cohort
-    often = len(batches) / sum(batches) if batches else 1.0
 
-    def line(kind: type[Message], direction: str, size: float, sign: str = EXACT, often: float = 1.0) -> Line:
-        return Line(kind, direction, size, sign, share=share, often=often)
+    def line(kind: type[Message], direction: str, size: int, sign: str = EXACT) -> Line:
+        return Line(kind, direction, size, sign, share=share)
 
-    def mean(size: Callable[[int, int], int]) -> float:
-        """The last batch of a run may be shorter."""
-        return sum(size(peers, rounds) for rounds in batches) / len(batches)
-
-    yield line(secagg.AdvertiseKeys, UP, secagg.AdvertiseKeys.wire_size(active), often=often)
-    yield line(secagg.KeyList, DOWN, secagg.KeyList.wire_size(peers, active, not rules.complete), often=often)
-    if batches:
-        yield line(secagg.ShareBatch, UP, mean(secagg.ShareBatch.wire_size), often=often)
-        yield line(secagg.ShareList, DOWN, mean(secagg.ShareList.wire_size), often=often)
-    else:
-        yield line(secagg.ShareKeys, UP, secagg.ShareKeys.wire_size(peers))
-        yield line(secagg.ShareList, DOWN, secagg.ShareList.wire_size(peers))
     yield line(secagg.MaskedInput, UP, secagg.MaskedInput.wire_size(rules.dimension, rules.bits), of_input)
     if active:
         yield line(secagg.SurvivorList, DOWN, secagg.SurvivorList.wire_size(everyone))
@@ -265,8 +271,10 @@ def _evaluation(config: Config, shape: Shape, rules: ProtocolRules) -> Iterator[
     if shown == "party":
         yield Line(EvalReport, UP, EvalReport.wire_size(1, shape.score_columns))
     else:
-        session = Session(1, Purpose.TEST)
-        yield from _protocol(rules.of(session, config.run.parties, figures.encoding(shape.score_columns)))
+        agreed = rules.of(Session(1, Purpose.TEST), config.run.parties, figures.encoding(shape.score_columns))
+        every_time = dataclasses.replace(config.aggregation, keys="round")
+        yield from _keys(dataclasses.replace(config, aggregation=every_time), agreed)
+        yield from _sum(agreed)
 
 
 def _notes(config: Config, mechanism: Mechanism, union: int | None) -> Iterator[str]:
@@ -279,14 +287,11 @@ def _notes(config: Config, mechanism: Mechanism, union: int | None) -> Iterator[
         )
     if config.aggregation.dropout:
         yield "dropout: nobody drops out in a bill; who vanishes sends less, and opening its masks costs the others little"
-    batches = batches_of(config)
-    if batches and config.aggregation.aggregation != "plain":
-        yield (
-            f"keys {config.aggregation.keys}: made {len(batches)} time{'s' * (len(batches) > 1)} in {config.run.rounds} rounds; bytes, "
-            "trips and seconds are of a round in the mean"
-        )
+    if config.aggregation.key_rounds and config.aggregation.aggregation != "plain":
+        size = min(config.aggregation.key_rounds, config.run.rounds)
+        yield f"keys: made once in {size} rounds, in two more trips; their bytes and seconds are shared out over the rounds"
     if not mechanism.noisy and config.aggregation.download == "delta":
-        yield "without noise only the range of a sum is known: its size is a bound"
+        yield "without noise only the range and the norm of a sum are known: its size is a bound"
 
 
 # ---- how long rank 0 waits ----
@@ -328,12 +333,6 @@ def ways(found: Iterable[tuple[Phase, str]]) -> int:
     return len(pairs)
 
 
-def trips(lines: Iterable[Line]) -> float:
-    """Rounds of messages between a party and rank 0, two ways each; in the mean over rounds that make keys and those that have them."""
-    lines = list(lines)
-    often = min((line.often for line in lines), default=1.0)
-    with_keys, without = (
-        -(-ways((line.phase, line.direction) for line in some) // 2)
-        for some in (lines, [line for line in lines if line.often == 1])
-    )
-    return without + often * (with_keys - without)
+def trips(lines: Iterable[Line]) -> int:
+    """Rounds of messages between a party and rank 0: two ways each. Of a round that has its keys, where they are made for several."""
+    return -(-ways((line.phase, line.direction) for line in lines if not line.batch) // 2)
