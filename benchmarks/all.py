@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -45,7 +47,8 @@ SETTINGS = {
 }
 EVERY = "--eval-every 0 --local-epochs 0 --checkpoint-every 0"
 IMAGES = "--samples-per-party 10 --test-samples-per-party 10"
-OVERHEAD = "round_overhead"  # mpirun-started rounds beside raw mpi4py
+OVERHEAD = "round_overhead"  # rounds without training beside raw mpi4py
+FEW = "--turns 1 --rounds 8".split()
 
 
 def flags_of(setting: str) -> list[str]:
@@ -73,7 +76,8 @@ def overhead() -> dict | None:
         return None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "rows.json"
-        subprocess.run([sys.executable, "-m", f"benchmarks.{OVERHEAD}", "--json", str(file)], cwd=ROOT, check=True)
+        command = [sys.executable, "-m", f"benchmarks.{OVERHEAD}", *FEW, "--json", str(file)]
+        subprocess.run(command, cwd=ROOT, check=True)
         return json.loads(file.read_text())
 
 
@@ -93,7 +97,7 @@ def table(rows: list[dict]) -> list[str]:
             found = row[way]
             cells += [f"{found['counted'] / 1e3:.1f} kB", f"{100 * found['counted'] / row['fedavg']:.1f} %"]
             cells.append("–" if found["bound"] is None else f"{found['counted'] / found['bound']:.2f}")
-        cells += [f"{row['trips']}", f"{1e3 * row['client_cpu']:.1f} ms", f"{1e3 * row['server_cpu']:.0f} ms"]
+        cells += [f"{row['trips']}", f"{1e3 * row['client_cpu']:.2g} ms", f"{1e3 * row['server_cpu']:.0f} ms"]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -124,7 +128,19 @@ def growth(found: dict) -> list[str]:
     return lines
 
 
-def text_of(facts: dict, rows: list[dict], combinations: list[dict], found: dict, took: float) -> str:
+def own_time(rounds: dict | None) -> list[str]:
+    """What a round takes by the clock where nothing is trained, beside raw mpi4py."""
+    if rounds is None:
+        return []
+    middle = {name: f"{1e3 * statistics.median(seconds):.1f} ms" for name, seconds in rounds["seconds"].items()}
+    about = ", ".join(f"{rounds['machine'][what]:,} {what}" for what in ("parties", "parameters"))
+    said = "; ".join(f"{name} {took}" for name, took in middle.items())
+    return ["", f"A round without training by the clock (`{OVERHEAD}`, {about}), medians: {said}."]
+
+
+def text_of(
+    facts: dict, rows: list[dict], combinations: list[dict], found: dict, rounds: dict | None, took: tuple[float, float]
+) -> str:
     broken = sum(len(row["wrong"]) for row in (*rows, *combinations, *found["rows"]))
     kinds = [message for row in combinations for message in row["messages"]]
     exact = sum(message.get("sign") == laws.EXACT for message in kinds)
@@ -132,7 +148,7 @@ def text_of(facts: dict, rows: list[dict], combinations: list[dict], found: dict
         [
             "# What a round costs",
             "",
-            f"Written by `python -m benchmarks.all` in {took / 60:.0f} minutes: "
+            f"Written by `python -m benchmarks.all` in {took[0] / 60:.0f} minutes, {took[1] / 60:.0f} of CPU: "
             + ", ".join(f"{name} {value}" for name, value in facts.items())
             + ".",
             "",
@@ -146,6 +162,7 @@ def text_of(facts: dict, rows: list[dict], combinations: list[dict], found: dict
             "",
             f"{len(combinations)} combinations of {', '.join(comm_cost.AXES)} were run beside their laws (`comm_cost`): {len(kinds)} kinds of "
             f"message, {exact} with an exact law, {broken} broken.",
+            *own_time(rounds),
             "",
             f"## With the number of parties ({scaling.DIMENSION:,} coordinates, secure, regular graph)",
             "",
@@ -172,7 +189,8 @@ def main() -> int:
     combinations = comm_cost.run(options.quick, again=2 if options.quick else comm_cost.AGAIN)
     found = scaling.run(scaling.QUICK if options.quick else scaling.FULL)
     rounds = overhead()
-    text = text_of(facts, rows, combinations, found, time.monotonic() - started)
+    took = time.monotonic() - started, sum(os.times()[:4])
+    text = text_of(facts, rows, combinations, found, rounds, took)
     print(f"\n{text}")
     write_text(options.table, text)
     costs_figure.draw(rows, found, options.figure)
