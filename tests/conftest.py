@@ -1,4 +1,6 @@
 import os
+import threading
+import time
 
 import pytest
 from hypothesis import settings
@@ -83,3 +85,32 @@ def run_in_memory():
             start.record.close()
 
     return run
+
+
+@pytest.fixture
+def play(tmp_path):
+    """Run `benchmarks.dying` in memory, with ranks that die or doze: `dying_ranks.player`."""
+    from dying_ranks import player
+
+    return player(tmp_path)
+
+
+@pytest.fixture
+def woken(monkeypatch):
+    """An event that is set as a round begins."""
+    from fedmpi.runtime.server import Server
+
+    event, whole = threading.Event(), Server.round
+
+    def at(number):
+        def round(self, round):
+            if round == number:
+                event.set()
+                time.sleep(0.3)
+            whole(self, round)
+
+        monkeypatch.setattr(Server, "round", round)
+        return event
+
+    yield at
+    event.set()

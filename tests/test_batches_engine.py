@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from dying_ranks import plain, player, sums
+from dying_ranks import plain, sums
 
 from fedmpi.aggregation.dropout import DropoutPlan, parse, plan_of
 from fedmpi.cli import resolve
@@ -163,11 +163,9 @@ MOMENTS = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("on_loss", ["drop", "adopt"])
 @pytest.mark.parametrize("what, round", MOMENTS)
-def test_a_rank_that_dies_is_what_a_plan_would_have_been(what, round, on_loss, tmp_path):
-    play = player(tmp_path)
+def test_a_rank_that_dies_is_what_a_plan_would_have_been(what, round, on_loss, play, tmp_path):
     lost = play(f"--on-loss {on_loss} --keys batch:4", {3: (what, round)})
     losses = lost["dropouts"]["lost"]
     assert [loss["rank"] for loss in losses["ranks"]] == [3]

@@ -172,9 +172,31 @@ def test_the_slowest_of_many_is_later_and_by_the_stated_quantile():
     assert link.slowest(1) == pytest.approx(0.693, abs=1e-3), "the median of an exponential"
     below = (1 - 2.718281828459045 ** -link.slowest(50)) ** 50
     assert below == pytest.approx(0.5)
-    assert link.seconds(2, 1e6, 1e6, 3.0) == pytest.approx(0.2 + 1.0 + 0.5 + 6.0)
-    alone, together = link.phase(1, [(0, 0, 0)]), link.phase(1, [(0, 0, 0), (1e6, 0, 0)])
-    assert together - alone == pytest.approx(1.0 + link.slowest(2) - link.slowest(1))
+    looked_for = 0.005  # on two ways
+    assert link.seconds(2, 1448, 1448, 3.0) == pytest.approx(0.2 + looked_for + 0.0015 + 0.00075 + 6.0), "with headers"
+    alone, together = link.phase(1, [(0, 0, 0)]), link.phase(1, [(0, 0, 0), (14480, 0, 0)])
+    assert together - alone == pytest.approx(0.015 + link.slowest(2) - link.slowest(1))
+
+
+def test_what_is_long_waits_for_tcp_to_open_its_window_and_for_mpi_to_be_asked_for_the_rest():
+    link = Link("x", up=8e6, down=8e6, latency=0.1)  # a byte a microsecond, and 0.2 s until there is an answer
+    first, second = (
+        0.2 - 0.01448,
+        0.2 - 0.02896,
+    )  # of which the link is idle while ten packets, and twenty, are answered
+    assert link.waits(14_480, 8e6) == 0
+    assert link.waits(14_481, 8e6) == pytest.approx(first)
+    assert link.waits(43_441, 8e6) == link.waits(65_536, 8e6) == pytest.approx(first + second)
+    assert link.waits(65_537, 8e6) == link.waits(140_000, 8e6) == pytest.approx(first + second + 0.2), (
+        "asked for the rest"
+    )
+    most = link.waits(1e9, 8e6)
+    assert link.waits(1e6, 8e6) == most, "from then on answers come before the link has run dry"
+    assert most < link.waits(1e9, 80e6), "a wider link waits more often"
+    near = Link("near", up=8e6, down=8e6, latency=0.0)
+    assert near.waits(1e9, 8e6) == 0 and near.moving(1448e6, 8e6) == pytest.approx(1500)
+    jittery = Link("jittery", up=8e6, down=8e6, latency=0.05, jitter=0.05)
+    assert jittery.waits(1e6, 8e6) == pytest.approx(most), "an answer is as late as the delays of both ways"
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES))

@@ -1,20 +1,16 @@
 """A job over three hosts, through launch/job.sh, and what becomes of it when one of them is lost. Rank 0 and mpirun are on host0."""
 
 import json
-import os
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from three_hosts import Hosts, Missing
+from three_hosts import BIN, Hosts, Missing
 
 from fedmpi.cli import resolve
 
-ROOT = Path(__file__).parent.parent
-BIN = Path(sys.executable).parent
 pytestmark = [pytest.mark.netns, pytest.mark.launch, pytest.mark.slow]
 DEADLINE, LIMIT = 7, 90  # seconds; no job here needs so many, and none may hang
 SETTINGS = (
@@ -23,7 +19,6 @@ SETTINGS = (
 ).split()
 CALM = ("--rank-deadline", "20")  # where nobody is to be lost by silence, on a busy machine either
 ALL = "host0:1,host1:3,host2:2"  # ranks 4 and 5, parties 6 to 9, are on host2
-START = '. launch/job.sh; mpirun_flags; FEDMPI_LAUNCH="mpirun --hostfile MINE"; run_job mpirun "${flags[@]}" "$@"'
 
 
 @pytest.fixture(scope="module")
@@ -49,18 +44,8 @@ class Job:
 
     def __init__(self, hosts: Hosts, where: str, out: Path, *arguments: object):
         self.hosts, self.out, self.log = hosts, out, out.with_name(f"{out.name}-{time.monotonic_ns()}.said")
-        ranks = sum(int(host.split(":")[1]) for host in where.split(","))
-        mpi = ["--host", where, "--prtemca", "plm_ssh_agent", hosts.agent, "-n", ranks]
-        environ = os.environ | {
-            "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": str(ROOT),
-            "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
-        }
         with self.log.open("w") as log:
-            command = ["bash", "-c", START, "job", *mpi, sys.executable, "-m", "fedmpi.main", *arguments]
-            self._process = hosts.popen("host0", command, environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = hosts.job(where, *arguments, stdout=log, stderr=log)
 
     @property
     def said(self) -> str:

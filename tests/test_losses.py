@@ -1,22 +1,15 @@
 """A rank that dies at any moment is a dropout of its parties in that phase, and nothing else: in memory, where a rank is a thread."""
 
 import json
-import threading
-import time
 
 import pytest
-from dying_ranks import plain, player, sums
+from dying_ranks import plain, sums
 
 from benchmarks.chaos import MOMENTS
 from fedmpi.errors import TransportError
 from fedmpi.runtime.placement import Placement, named
 from fedmpi.runtime.rank import Rank
 from fedmpi.transport.heartbeat import BEAT, Silence
-
-
-@pytest.fixture
-def play(tmp_path):
-    return player(tmp_path)
 
 
 @pytest.mark.parametrize("on_loss", ["drop", "adopt"])
@@ -69,27 +62,6 @@ def test_a_party_whose_state_is_nowhere_stays_out(play, tmp_path, monkeypatch, c
     assert "left out for the rest of the run: cannot take over" in said and "has no state of party" in said
     plan = lost["dropouts"]["lost"]["plan"]
     assert {event.split(":")[0] for event in plan} == {"5", "6"}
-
-
-@pytest.fixture
-def woken(monkeypatch):
-    """An event that is set as a round begins."""
-    from fedmpi.runtime.server import Server
-
-    event, whole = threading.Event(), Server.round
-
-    def at(number):
-        def round(self, round):
-            if round == number:
-                event.set()
-                time.sleep(0.3)
-            whole(self, round)
-
-        monkeypatch.setattr(Server, "round", round)
-        return event
-
-    yield at
-    event.set()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from dying_ranks import doom, plain, sums
 
 from benchmarks.dying import Method
 from fedmpi.cli import resolve
@@ -17,7 +18,6 @@ from fedmpi.runtime.server import Server, run_server
 from fedmpi.runtime.start import start_run
 from fedmpi.transport.memory import MemoryEndpoint, run_ranks
 from fedmpi.wire.control import Adopt, Release
-from tests.test_losses import doom, plain, play, sums, woken  # noqa: F401
 
 
 def same_as_planned(lost, play, tmp_path, flags=""):  # noqa: F811

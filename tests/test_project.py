@@ -6,8 +6,8 @@ import json
 import pytest
 
 from fedmpi.bill import laws
-from fedmpi.bill.links import PROFILES, Link
-from fedmpi.bill.project import WORK, Run, beside, project
+from fedmpi.bill.links import LOOK, PROFILES, Link
+from fedmpi.bill.project import RANK_0, WORK, Run, beside, project
 from fedmpi.bill.shape import Setting
 from fedmpi.errors import ConfigError
 from fedmpi.main import main
@@ -40,7 +40,10 @@ def test_every_way_costs_its_latency_and_every_byte_its_time(flags, make_config,
     rows = list(project(run, far))
     assert [row["round"] for row in rows] == [1, 2, 3]
     for row in rows:
-        assert row["training_seconds"] == pytest.approx(2 * laws.trips(bill.training), abs=1e-3)
+        others = [waited for waited in row["phases"] if waited.phase != RANK_0]
+        waits = sum(far.waits(waited.up, far.up) + far.waits(waited.down, far.down) for waited in others)
+        latency = 2 * laws.trips(bill.training) * (1 + LOOK)
+        assert sum(waited.seconds for waited in others) - waits == pytest.approx(latency, abs=1e-3)
     thin = Link("thin", up=8.0, down=8e15, latency=0.0, device=0.0)
     lengthened = {**phases(next(project(run, thin)))}
     with (config.out / "messages.csv").open() as file:
@@ -53,7 +56,8 @@ def test_every_way_costs_its_latency_and_every_byte_its_time(flags, make_config,
         ]
         if up and name != "report":
             assert waited.up == max(up)
-            assert waited.seconds == pytest.approx(min(waited.up, laws.deadline(config, Phase(name))))
+            due = min(waited.up * 1500 / 1448 + LOOK * (1 + bool(waited.down)), laws.deadline(config, Phase(name)))
+            assert waited.seconds == pytest.approx(due)
 
 
 def test_the_slowest_party_s_cpu_decides_and_the_device_multiplies_it(make_config, run_in_memory):
@@ -68,6 +72,41 @@ def test_the_slowest_party_s_cpu_decides_and_the_device_multiplies_it(make_confi
         assert phases(row)[WORK].cpu == pytest.approx(max(own.values()))
         assert phases(row)[WORK].seconds == pytest.approx(10 * max(own.values()))
         assert phases(row)["MaskedInput"].cpu > 0
+
+
+def test_everybody_waits_for_rank_0_and_who_is_sent_a_sum_takes_its_step_too(make_config, run_in_memory):
+    """Rank 0's seconds are here and there the same; a party's are its device's."""
+    slow = Link("slow", up=1e15, down=1e15, latency=0.0, device=10.0)
+    for download in ("delta", "full"):
+        config = make_config(f"{SECURE} --download {download}")
+        seconds = run_in_memory(config, 3)["seconds"]
+        rows = list(project(Run(config.out), slow))
+        step = min(seconds["step"].values()) / 3
+        for row in rows:
+            assert phases(row)[RANK_0].seconds == phases(row)[RANK_0].cpu >= step > 0
+        assert "model" not in {line["phase"] for line in csv.DictReader((config.out / "costs.csv").open())}
+        following = [phases(row)["model"].seconds for row in rows]
+        follows = LOOK + (10 * step if download == "delta" else 0)
+        assert following == pytest.approx([LOOK, follows, follows], abs=1e-6)
+
+
+def test_what_a_run_has_counted_of_a_party_that_follows_is_believed(make_config, run_in_memory):
+    config = make_config(SECURE)
+    run_in_memory(config, 3)
+    with (config.out / "costs.csv").open("a") as file:
+        file.write("2,model,encode,0.600000\n")
+    here = Link("here", up=1e15, down=1e15, latency=0.0)
+    found = [phases(row)["model"].seconds for row in project(Run(config.out), here)]
+    assert found == pytest.approx([0.2 + LOOK] * 3, abs=1e-6)
+
+
+def test_the_last_model_comes_with_the_last_test(make_config, run_in_memory):
+    config = make_config(SECURE)  # tests after rounds 2 and 3
+    run_in_memory(config, 3)
+    thin = Link("thin", up=8e15, down=8e3, latency=0.0, device=0.0)
+    tests = [row["evaluation_seconds"] for row in project(Run(config.out), thin)]
+    first, second, third = tests
+    assert first == 0 and third > second + 1, "that of round 2 has been counted with round 3, for which it came"
 
 
 def test_downloads_belong_to_the_next_round_however_often_one_evaluates(make_config, run_in_memory):
@@ -101,7 +140,10 @@ def test_a_run_too_large_for_a_row_each_is_projected_in_the_mean(make_config, ru
     far = Link("far", up=1e6, down=1e6, latency=0.1, jitter=0.1, device=0.0)
     each, mean = (list(project(Run(config.out), far)) for config in (detailed, summed))
     for one, other in zip(each, mean, strict=True):
-        assert one["training_seconds"] == pytest.approx(other["training_seconds"], rel=1e-3)
+        seconds = [
+            row["training_seconds"] - phases(row)[RANK_0].seconds for row in (one, other)
+        ]  # its own are measured
+        assert seconds[0] == pytest.approx(seconds[1], rel=1e-3)
 
 
 def test_the_command_says_projected_beside_measured(make_config, run_in_memory, capsys, tmp_path):

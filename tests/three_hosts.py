@@ -14,11 +14,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 SBIN = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 ROOT = Path(__file__).parent.parent
 NAMES = ("host0", "host1", "host2")
+BIN = Path(sys.executable).parent
+START = '. launch/job.sh; mpirun_flags; FEDMPI_LAUNCH="mpirun --hostfile MINE"; run_job mpirun "${flags[@]}" "$@"'
 # The first process of a host, which also collects those that lost their parent.
 INIT = "while :; do sleep 0.2; done"
 AGENT = """\
@@ -35,7 +38,7 @@ class Missing(Exception):
     pass
 
 
-def _do(*command: object) -> None:
+def do(*command: object) -> None:
     done = subprocess.run(
         [str(word) for word in command], capture_output=True, text=True, env=os.environ | {"PATH": SBIN}
     )
@@ -44,30 +47,31 @@ def _do(*command: object) -> None:
 
 
 class Hosts:
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, names: Sequence[str] = NAMES):
         if os.geteuid():
             raise Missing("network namespaces need root")
         lacking = [name for name in ("ip", "unshare", "nsenter") if shutil.which(name, path=SBIN) is None]
         if lacking:
             raise Missing(f"no {', '.join(lacking)} here (Debian: iproute2, util-linux)")
-        self.folder, self.agent = folder, folder / "agent"
+        self.folder, self.agent, self.names = folder, folder / "agent", tuple(names)
         self._inits: dict[str, subprocess.Popen] = {}
         self._environ: dict[str, str] = {}
         self._cut: set[str] = set()
         (folder / "hosts").write_text(
-            "127.0.0.1 localhost\n" + "".join(f"10.77.0.{n + 1} {h}\n" for n, h in enumerate(NAMES))
+            "127.0.0.1 localhost\n" + "".join(f"10.77.0.{n + 1} {h}\n" for n, h in enumerate(names))
         )
         self._door = socket.socket(socket.AF_UNIX)
         self._door.bind(str(folder / "door"))
         self._door.listen()
         self.agent.write_text(AGENT.format(python=sys.executable, path=str(folder / "door")))
         self.agent.chmod(0o755)
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._server = threading.Thread(target=self._serve, daemon=True)
+        self._server.start()
         try:
             self._begin("switch")
             self.on_switch("ip", "link", "add", "bridge", "type", "bridge")
             self.on_switch("ip", "link", "set", "bridge", "up")
-            for name in NAMES:
+            for name in names:
                 self.start(name)
         except Missing:
             self.stop()
@@ -103,23 +107,27 @@ class Hosts:
     def start(self, name: str) -> None:
         """Also again, after it went down."""
         self._cut.discard(name)
-        init, number = self._begin(name), NAMES.index(name)
+        init, number = self._begin(name), self.names.index(name)
+        self._plug_in(name, init, number)
+        do(*self._enter(name), "ip", "addr", "add", f"10.77.0.{number + 1}/24", "dev", "eth0")
+        do(*self._enter(name), "ip", "link", "set", "eth0", "up")
+
+    def _plug_in(self, name: str, init: int, number: int) -> None:
+        """Gives it an eth0."""
         with contextlib.suppress(Missing):  # of its last life
             self.on_switch("ip", "link", "del", f"port{number}")
         self.on_switch("ip", "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", init)
         self.on_switch("ip", "link", "set", f"port{number}", "master", "bridge", "up")
-        _do(*self._enter(name), "ip", "addr", "add", f"10.77.0.{number + 1}/24", "dev", "eth0")
-        _do(*self._enter(name), "ip", "link", "set", "eth0", "up")
 
     def on_switch(self, *command: object) -> None:
-        _do(
+        do(
             "nsenter", "-t", self._init("switch"), "--net", *command
         )  # its network alone: process ids are those seen here
 
     def link(self, name: str, state: str) -> None:
         """The cable's end at the switch: nothing passes, and nobody is told."""
         (self._cut.add if state == "down" else self._cut.discard)(name)
-        self.on_switch("ip", "link", "set", f"port{NAMES.index(name)}", state)
+        self.on_switch("ip", "link", "set", f"port{self.names.index(name)}", state)
 
     def down(self, name: str) -> None:
         """A power failure: the network first, so that no connection is closed."""
@@ -133,10 +141,10 @@ class Hosts:
 
     def mend(self) -> None:
         """Every host as on its first day, so that no test depends on what another one left."""
-        for name in NAMES:
+        for name in self.names:
             if name in self._inits:
                 self.end(name)
-        for name in NAMES:
+        for name in self.names:
             self.start(name)
 
     def popen(self, name: str, command, environ: dict[str, str], **options) -> subprocess.Popen:
@@ -144,6 +152,20 @@ class Hosts:
         environ = environ | {"TMPDIR": "/dev/shm"}
         self._environ = environ  # of what the agent starts, too
         return subprocess.Popen([*self._enter(name), *map(str, command)], env=environ, **options)
+
+    def job(self, where: str, *arguments: object, **options) -> subprocess.Popen:
+        """`fedmpi` through launch/job.sh; `where` as in host0:1,host1:3: mpirun and rank 0 are on the first of them."""
+        ranks = sum(int(host.split(":")[1]) for host in where.split(","))
+        mpi = ["--host", where, "--prtemca", "plm_ssh_agent", self.agent, "-n", ranks]
+        environ = os.environ | {
+            "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": str(ROOT),
+            "PATH": f"{BIN}:{os.environ.get('PATH', '')}",
+        }
+        command = ["bash", "-c", START, "job", *mpi, sys.executable, "-m", "fedmpi.main", *arguments]
+        return self.popen(where.split(":")[0], command, environ, stdin=subprocess.DEVNULL, **options)
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):  # the door is closed
@@ -180,6 +202,9 @@ class Hosts:
         return found
 
     def stop(self) -> None:
+        with contextlib.suppress(OSError):  # it has been
+            self._door.shutdown(socket.SHUT_RDWR)
+        self._server.join()  # closed under its hands, the next socket of that number would be its door
         self._door.close()
         for name in list(self._inits):
             with contextlib.suppress(OSError, IndexError):

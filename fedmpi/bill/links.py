@@ -10,16 +10,31 @@ party at the far end and a rank 0 that is never the bottleneck. Whoever knows be
 
 Seconds of one phase, of one party:
 
-    ways x latency  +  8 x bytes up / up  +  8 x bytes down / down  +  device factor x CPU seconds
+    ways x (latency + look)  +  moving(bytes up, up)  +  moving(bytes down, down)  +  device factor x CPU seconds
 
-A way is a direction in which the phase has messages. A phase is over when the slowest of n parties is: bytes and CPU are those of the
-party that has most of both together, and on every way the delay of the slowest is added. Delays beyond the latency are taken as
-exponential with mean `jitter`, each party's for itself; the largest of n is below
+A way is a direction in which the phase has messages. A rank that waits for one looks every 5 ms, so that it finds it 2.5 ms late in the mean
+(fedmpi.transport.endpoint). Beyond that messages need what one message of their length needs over TCP and Open
+MPI, both as they are unless told otherwise:
+
+    8 x bytes x 1500 / 1448 / bandwidth   of a packet's 1,500 bytes on the link 52 are headers (IP, TCP and its timestamps)
+    some waits                            TCP sends ten packets, and then, with every round trip, twice as many as before, until answers come
+                                          in before the link has run dry. After a pause it begins anew: its window is halved with each
+                                          timeout, a round trip and 0.2 s or more, in which nothing was sent
+    a round trip                          of a message above 64 kB Open MPI sends that much, and the rest when the receiver has asked for it
+
+`benchmarks.link_reality` holds this against jobs whose traffic passes a relay that is shaped to the link. What is not in it: packets lost for
+another reason than a full queue, windows that outlive a pause, as on a satellite, where the timeout is not much shorter than the second
+between two heartbeats, and modems that answer for the far end; there the waits are shorter than these. Longer are they for who has missed
+rounds and gets several long sums: each is asked for by itself, and they count as one message.
+
+A phase is over when the slowest of n parties is: bytes and CPU are those of the party that has most of both together, and on every way the
+delay of the slowest is added. Delays beyond the latency are taken as exponential with mean `jitter`, each party's for itself; the largest of
+n is below
 
     jitter x -ln(1 - p^(1/n))
 
-with probability p. p = 1/2 is taken, the median: half of the rounds wait longer. A phase that takes longer than its deadline ends there,
-without who is late.
+with probability p. p = 1/2 is taken, the median: half of the rounds wait longer. In a round trip that TCP or MPI waits for, both ways have the
+mean. A phase that takes longer than its deadline ends there, without who is late.
 """
 
 import math
@@ -32,6 +47,10 @@ import yaml
 from fedmpi.errors import ConfigError
 
 QUANTILE = 0.5  # p above
+PACKET, CARRIED = 1500, 1448  # bytes of a packet, and those of them that are a message's
+FIRST = 10 * CARRIED  # bytes that TCP sends before it waits for an answer (RFC 6928)
+LOOK = 0.0025  # seconds until a message that has come is found, in the mean
+EAGER = 1 << 16  # bytes that Open MPI sends unasked (btl_tcp_eager_limit)
 LEAST, MOST = 1e-9, 1e18  # of a number in a file: what follows from it is one as well
 
 
@@ -50,7 +69,25 @@ class Link:
 
     def seconds(self, ways: int, up: float, down: float, cpu: float = 0.0) -> float:
         """Of one party in a phase, but for jitter; bytes and CPU seconds."""
-        return ways * self.latency + 8 * up / self.up + 8 * down / self.down + self.device * cpu
+        delays = ways * (self.latency + LOOK)
+        return delays + self.moving(up, self.up) + self.moving(down, self.down) + self.device * cpu
+
+    def moving(self, count: float, rate: float) -> float:
+        """Seconds in which so many bytes pass at this rate, from the first bit to the last."""
+        return 8 * count * PACKET / CARRIED / rate + self.waits(count, rate)
+
+    def waits(self, count: float, rate: float) -> float:
+        """Seconds of these in which nothing passes, because somebody waits for an answer."""
+        trip = 2 * (self.latency + self.jitter)
+        waited = sent = 0.0
+        for end in (min(count, EAGER), count):
+            while (window := FIRST + sent) < end - sent and (passing := 8 * window / rate) < trip:
+                waited += trip - passing
+                sent += window
+            if end < count:
+                waited += trip  # until the receiver has asked for the rest; by then all of this has been answered
+                sent = end
+        return waited
 
     def phase(self, ways: int, loads: Collection[tuple[float, float, float]], parties: float | None = None) -> float:
         """Until the slowest is through; of each party (bytes up, bytes down, CPU seconds). `parties`: how many there are, where one

@@ -6,11 +6,15 @@ Beside the projection stands what the round took here (rounds.jsonl, a test in i
   fedmpi project runs/demo-dp-pfeddsu-s0 --link 4g
   fedmpi project runs/demo-dp-pfeddsu-s0 --link my-network.yaml --json projected.json
 
-Of each phase: latency on every way, bytes over bandwidth, CPU times the device's factor; the slowest party decides, jitter is that of the
-slowest of n in the median, and a deadline (--phase-deadline, up to a party's first answer --round-deadline) ends a phase without who is late. Phases
-follow each other, so that a party which is slow at one and quick at the next is waited for twice where it could have caught up. CPU
-seconds are a party's over the run, shared equally among its rounds; of an evaluation none are known by party, so that is transfer alone.
-Where a run kept parties' figures home their CPU is the mean over all.
+Of each phase: latency on every way, bytes over bandwidth, what TCP and MPI wait for (fedmpi.bill.links), CPU times the device's factor; the
+slowest party decides, jitter is that of the slowest of n in the median, and a deadline (--phase-deadline, up to a party's first answer
+--round-deadline) ends a phase without who is late. Phases follow each other, so that a party which is slow at one and quick at the next is
+waited for twice where it could have caught up. CPU seconds are a party's over the run, shared equally among its rounds; of an evaluation none
+are known by party, so that is transfer alone. Where a run kept parties' figures home their CPU is the mean over all.
+
+Everybody also waits for rank 0, which works between the phases as fast as it did here: its own seconds, shared equally among the rounds. And a
+party that is sent a sum reads it and takes the step that rank 0 took. Unless the run has counted that for the party (costs.csv, phase
+model), rank 0's step stands for it, which wrote what the party reads.
 """
 
 import argparse
@@ -35,7 +39,9 @@ from fedmpi.wire.phases import Cost, Phase
 
 WORK = str(Cost.LOCAL_WORK)  # stands between model and update like a phase
 DOWNLOADS = ("Delta", "Model")
-ORDER = (str(Phase.MODEL), WORK, *(str(phase) for phase in Phase if phase is not Phase.MODEL))
+RANK_0, STEP = "rank 0", "step"
+ITS_WORK = ("send model", Cost.PRG, Cost.AGGREGATE, Cost.SHAMIR_COMBINE, STEP)
+ORDER = (str(Phase.MODEL), WORK, *(str(phase) for phase in Phase if phase is not Phase.MODEL), RANK_0)
 
 Loads = dict[int, list[float]]  # party -> bytes up, bytes down
 
@@ -58,6 +64,7 @@ class Session:
 
     loads: dict[Phase, Loads] = field(default_factory=lambda: defaultdict(lambda: defaultdict(lambda: [0.0, 0.0])))
     parties: dict[Phase, float] = field(default_factory=lambda: defaultdict(float))
+    followers: set[int] = field(default_factory=set)  # who was sent a sum in place of the model
 
     def add(self, phase: Phase, party: int, direction: str, count: float) -> None:
         self.loads[phase][party][0 if direction == UP else 1] += count
@@ -75,6 +82,7 @@ class Run:
         self.tests: dict[int, Session] = defaultdict(Session)
         self._read_messages()
         self.cpu = self._read_costs()
+        self.rank_0 = {name: self._of_rank_0(name) for name in ITS_WORK}  # seconds of a round
 
     def _text(self, name: str) -> str:
         try:
@@ -119,10 +127,13 @@ class Run:
             if row["message"] in DOWNLOADS:
                 # Its round is the model's version; it belongs to the party's next round, however often a test came before.
                 later = [asked for asked in trained[party] if asked > round]
-                if not later:
-                    continue
-                round = later[0]
+                if later:
+                    round = later[0]
+                else:  # nor is there another round: it came with the last test
+                    test, phase = True, Phase.EVALUATION
             moved = int(row["logical_payload"]) + framing
+            if row["message"] == "Delta":
+                (self.tests if test else self.training)[round].followers.add(party)
             if party != NOBODY:
                 session = (self.tests if test else self.training)[round]
                 session.add(phase, party, row["direction"], moved)
@@ -163,11 +174,23 @@ class Run:
             return sum(session.parties.get(kind, 0.0) for session in having)
         return sum(party in session.loads.get(kind, ()) or NOBODY in session.loads.get(kind, ()) for session in having)
 
+    def _of_rank_0(self, work: str) -> float:
+        """The clock on rank 0 is its own; CPU seconds are everybody's. Either is more than its CPU seconds, on a busy machine or where others
+        do the same."""
+        spent = self.summary.get("seconds", {}).get(work, {})
+        return min(spent.get("wall", 0.0), spent.get("cpu", 0.0)) / max(1, len(self.training))
+
     def cpu_of(self, phase: str, party: int) -> float:
         known = self.cpu.get(phase, {})
         if party == NOBODY and NOBODY not in known:
             return max(known.values(), default=0.0)
         return known.get(party, known.get(NOBODY, 0.0))
+
+    def _spends(self, session: Session, phase: Phase, party: int) -> float:
+        """CPU seconds of a party in a phase; what it makes of a sum, where nobody has counted that, is a step like rank 0's."""
+        if phase in (Phase.MODEL, Phase.EVALUATION) and Phase.MODEL not in self.cpu:
+            return self.rank_0[STEP] if party in session.followers else 0.0
+        return self.cpu_of(phase, party)
 
     # ---- the projection ----
 
@@ -179,6 +202,8 @@ class Run:
             took = [link.device * cpu for cpu in cpus]
             late = sum(seconds > limit for seconds in took)
             found.append(Waited(WORK, 0, 0, max(cpus), min(limit, max(took)), late))
+            its_own = sum(self.rank_0.values())
+            found.append(Waited(RANK_0, 0, 0, its_own, its_own))
         return sorted(found, key=lambda waited: ORDER.index(waited.phase))
 
     def _counts(self, session: Session, phase: Phase) -> bool:
@@ -191,7 +216,7 @@ class Run:
             d for _, d in loads.values()
         )
         number = ways(pairs)
-        full = [(up, down, self.cpu_of(phase, party)) for party, (up, down) in loads.items()]
+        full = [(up, down, self._spends(session, phase, party)) for party, (up, down) in loads.items()]
         seconds = link.phase(number, full, session.parties[phase])
         late = sum(link.seconds(number, *load) > limit for load in full)
         most = max(full, key=lambda load: link.seconds(number, *load))
