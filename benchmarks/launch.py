@@ -34,12 +34,16 @@ def ulfm(mpirun: Path, ranks: int) -> list[str]:
     return [str(mpirun), *flags, sys.executable, "-m", "fedmpi.main"]
 
 
+RANK_IS_IN = ("PMIX_RANK", "PMI_RANK")  # a process's environment: Open MPI, MPICH
+
+
 class PeakMemory(threading.Thread):
-    """The largest sum of PSS over a job's processes, looked at once a second."""
+    """The largest sum of PSS over a job's processes, and the largest of each rank, looked at once a second."""
 
     def __init__(self, pid: int):
         super().__init__(daemon=True)
         self.pid, self.peak, self.over = pid, 0, threading.Event()
+        self.by_rank: dict[int, int] = {}
 
     def run(self):
         while not self.over.wait(1):
@@ -47,12 +51,19 @@ class PeakMemory(threading.Thread):
             try:
                 for process in psutil.Process(self.pid).children(recursive=True):
                     try:
-                        total += process.memory_full_info().pss
+                        total += (own := process.memory_full_info().pss)
+                        self._note(process, own)
                     except psutil.Error:
                         continue
             except psutil.Error:
                 break
             self.peak = max(self.peak, total)
+
+    def _note(self, process: psutil.Process, own: int) -> None:
+        environ = process.environ()
+        rank = next((int(environ[name]) for name in RANK_IS_IN if name in environ), None)
+        if rank is not None:
+            self.by_rank[rank] = max(own, self.by_rank.get(rank, 0))
 
 
 def job(
@@ -64,7 +75,7 @@ def job(
     out: Path | None = None,
     checkout: Path = ROOT,
 ) -> dict:
-    """Run fedmpi on `ranks` ranks; its summary, with wall time, peak memory and rounds.jsonl.
+    """Run fedmpi on `ranks` ranks; its summary, with wall time, peak memory, in all and by rank, and rounds.jsonl.
 
     `out`: a place to resume from; `checkout`: whose fedmpi, this one's by default.
     """
@@ -87,7 +98,8 @@ def job(
         raise SystemExit(f"the run on {ranks} ranks ended with {code}")
     summary = json.loads((out / "summary.json").read_text())
     rounds = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    return summary | {"wall_seconds": wall, "peak_pss": memory.peak, "round_rows": rounds}
+    peaks = {"peak_pss": memory.peak, "peak_pss_by_rank": memory.by_rank}
+    return summary | {"wall_seconds": wall, **peaks, "round_rows": rounds}
 
 
 def code() -> str:

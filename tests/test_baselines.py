@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fedmpi.errors import ConfigError, ProtocolError
 from fedmpi.runtime import build
+from fedmpi.vision import architecture
 from fedmpi.vision.training import batches
 
 FREE = "--epsilon inf --clip 64"  # no noise, and the bound of the methods that have none
@@ -37,7 +38,7 @@ def whole_gradient(method, weights, batch, data):
 def test_the_head_is_the_end_of_the_vector(network, make_config):
     flags = f"--network {network} --samples-per-party 5"
     whole, extractor = (built(make_config(f"{flags} --method {name}")) for name in ("dp-fedavg-fb", "centaur"))
-    size, start = whole.feature_count * 10 + 10, whole.net.head_start
+    size, start = architecture.head_size(10), whole.net.head_start
     assert start == extractor.dimension and whole.dimension == start + size
     assert np.array_equal(whole.initial()[:start], extractor.initial()), "the same extractor to start from"
     theta = np.arange(whole.dimension, dtype=np.float32)

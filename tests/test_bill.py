@@ -2,10 +2,13 @@
 
 import csv
 import json
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
 
+from fedmpi.algorithm import folder_of, method_names
 from fedmpi.bill import laws
 from fedmpi.bill.links import PROFILES, Link, find
 from fedmpi.bill.shape import Setting
@@ -265,6 +268,17 @@ def test_what_cannot_be_priced_is_said_in_one_line(flags, wrong, capsys):
     assert main(["cost", *flags.split()]) == 2
     said = capsys.readouterr().err
     assert wrong in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("method", [name for name in method_names() if folder_of(name) == "fedmpi.vision.methods"])
+def test_a_method_for_images_is_priced_without_torch(method):
+    """Which takes seconds to import: an answer is to be there in one."""
+    code = (
+        "import sys; from fedmpi.main import main;"
+        f"assert main('cost --method {method} --epsilon inf --support dense --network resnet20'.split()) == 0;"
+        "sys.exit(any(name in sys.modules for name in ('torch', 'sklearn', 'mpi4py')))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
 
 
 def test_data_that_are_not_there_do_not_keep_a_setting_from_being_priced(capsys):

@@ -13,7 +13,7 @@ from fedmpi.privacy.noise import discrete_gaussian
 from fedmpi.randomness.words import SeededWords
 from fedmpi.wire.arrays import pack_arrays, read_arrays
 from fedmpi.wire.bits import packed_size
-from fedmpi.wire.sums import decode_sum, encode_sum, entropy_bits, expected_size
+from fedmpi.wire.sums import decode_sum, encode_sum, entropy_bits, expected_size, most_size
 
 small, any_int = st.integers(-50, 50), st.integers(-(2**63), 2**63 - 1)
 vectors = st.one_of(
@@ -46,6 +46,33 @@ def test_noise_takes_its_entropy(deviation):
     assert size <= (1.005 if deviation > 1 else 1.03) * expected_size(count, deviation)
     width = 1 + math.ceil(math.log2(9 * deviation + 1))
     assert size < packed_size(count, width), "and less than the width in which it does not wrap"
+
+
+def _least_bound(values):
+    """Of what is known of a sum, its length and its largest value, the least."""
+    largest = max((abs(int(value)) for value in values), default=0)
+    return most_size(len(values), math.sqrt(sum(int(value) ** 2 for value in values) / max(1, len(values))), largest)
+
+
+@given(vectors)
+def test_no_sum_is_longer_than_what_its_norm_allows(values):
+    assert len(encode_sum(values)) <= _least_bound(values)
+
+
+@pytest.mark.parametrize("spread", ["gauss", "uniform", "heavy", "spike", "sign", "sparse"])
+@pytest.mark.parametrize("size", [1.5, 300.0, 2.0**19, 2.0**24, 2.0**40])
+def test_no_long_sum_is_longer_than_what_its_norm_allows_whatever_its_law(spread, size):
+    rng, count = np.random.default_rng(0), 20_000
+    values = {
+        "gauss": rng.normal(size=count),
+        "uniform": rng.uniform(-1, 1, count),
+        "heavy": rng.standard_t(1.1, count),
+        "spike": np.eye(1, count)[0] * 1000 + rng.normal(size=count) / 1000,
+        "sign": rng.choice([-1.0, 1.0], count),
+        "sparse": rng.normal(size=count) * (rng.uniform(size=count) < 0.01),
+    }[spread]
+    values = np.rint(size * values).clip(-(2.0**61), 2.0**61).astype(np.int64)
+    assert len(encode_sum(values)) <= _least_bound(values)
 
 
 def test_entropy_is_that_of_the_law():

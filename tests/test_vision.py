@@ -15,9 +15,10 @@ from torch import nn
 
 from fedmpi.data.images import catalog
 from fedmpi.errors import ConfigError
+from fedmpi.vision import architecture
 from fedmpi.vision.device import local_rank, pick_device
-from fedmpi.vision.flat import FlatNetwork
-from fedmpi.vision.models import ResNet20, SmallCNN, build_extractor, initialise
+from fedmpi.vision.flat import FlatClassifier, FlatNetwork
+from fedmpi.vision.models import Classifier, ResNet20, SmallCNN, build_extractor, initialise
 from fedmpi.vision.reparam import kept, public_support, sparse_spans, topk_masks
 from fedmpi.vision.training import Head, batches
 
@@ -60,7 +61,27 @@ def test_the_flat_vector_is_the_network(network, channels, size):
     assert torch.equal(flat.module.train()(x), before)
     flat.load(torch.zeros(flat.dimension))
     assert not flat.module(x).any()
-    assert flat.conv_spans[0].start == 0 and len(flat.conv_spans) == (19 if network == "resnet20" else 4)
+
+
+@pytest.mark.parametrize("network, number", [("cnn", 4), ("resnet20", 19)])
+@pytest.mark.parametrize("norm", ["batch", "group"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sizes_that_are_known_without_torch_are_those_of_the_network(network, number, norm, channels):
+    module = build_extractor(network, channels, norm)
+    kernels = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Conv2d)}
+    spans, at = [], 0
+    for parameter in module.parameters():
+        if id(parameter) in kernels:
+            spans.append(slice(at, at + parameter.numel()))
+        at += parameter.numel()
+    assert len(spans) == number and architecture.conv_spans(network, channels) == spans
+    assert architecture.extractor_size(network, channels) == at
+    head = nn.Linear(module.features, 10)
+    assert (
+        architecture.head_size(10)
+        == count(head)
+        == FlatClassifier(Classifier(module, head.weight.data, head.bias.data), torch.device("cpu")).dimension - at
+    )
 
 
 @pytest.mark.parametrize("network", ["cnn", "resnet20"])

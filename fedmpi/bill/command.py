@@ -2,7 +2,7 @@
 
 Bytes by phase, trips and, with --link, seconds of transfer, for each number of parties; an evaluation apart. They follow from the size
 laws of the messages, which tests hold equal to the ledger of real runs, so nothing is trained and no data are read: the size of the
-model follows from the data set's catalogue entry. A method for images imports torch first, which takes two or three seconds.
+model follows from the data set's catalogue entry and the network's architecture.
 
   fedmpi cost --parties 20 200 2000                                  the demo's setting
   fedmpi cost --method centaur --support dense --graph regular --parties 200 2000 --link 4g

@@ -14,6 +14,7 @@ made for a batch of rounds, what makes them is in the bill with its part of a ro
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -43,7 +44,7 @@ from fedmpi.wire.messages import (
     TrainReport,
 )
 from fedmpi.wire.phases import Phase, Purpose
-from fedmpi.wire.sums import PACKED_HEAD, expected_size
+from fedmpi.wire.sums import PACKED_HEAD, expected_size, most_size
 from fedmpi.wire.support import expected_support_bits
 
 EXACT, EXPECTED, MOST = "", "~", "≤"
@@ -191,8 +192,12 @@ def _delta(config: Config, shape: Shape, mechanism: Mechanism, encoding: Encodin
         deviation = mechanism.summed * encoding.sensitivity
         values = expected_size(over, deviation * (count / over) ** 0.5)
         return Delta.LAYOUT.size + support + values, EXPECTED
-    bits = min(encoding.bits, encoding.own_bits + max(0, int(cohort - 1).bit_length()))
-    return Delta.wire_size(int(support), PACKED_HEAD.size + packed_size(over, bits)), MOST
+    largest = math.floor(cohort) * encoding.steps
+    if mechanism.form == "vector" and config.aggregation.support != "own":
+        # No update is longer than the bound on its norm, so no sum than all of them in one direction.
+        deviation = cohort * encoding.sensitivity / math.sqrt(over)
+        return Delta.wire_size(int(support), most_size(over, deviation, largest)), MOST
+    return Delta.wire_size(int(support), PACKED_HEAD.size + packed_size(over, (2 * largest).bit_length())), MOST
 
 
 def _agreement(config: Config, shape: Shape, encoding: Encoding) -> Iterator[Line]:
@@ -286,7 +291,7 @@ def _notes(config: Config, mechanism: Mechanism, union: int | None) -> Iterator[
         size = min(config.aggregation.key_rounds, config.run.rounds)
         yield f"keys: made once in {size} rounds, in two more trips; their bytes and seconds are shared out over the rounds"
     if not mechanism.noisy and config.aggregation.download == "delta":
-        yield "without noise only the range of a sum is known: its size is a bound"
+        yield "without noise only the range and the norm of a sum are known: its size is a bound"
 
 
 # ---- how long rank 0 waits ----

@@ -4,7 +4,7 @@ A data set's catalogue entry says how large an image is and how many items there
 of factors takes its size from. So the method is built over a store that holds nothing. Only models of item attributes look further:
 for them the data must be there, and are prepared as for a run.
 
-An image method imports torch, which takes two or three seconds; rating methods do not.
+No network is made, and torch is not imported: a method for images knows its size by its architecture.
 """
 
 import dataclasses
@@ -141,13 +141,13 @@ def _shape(config: Config, method: Algorithm) -> Shape:
 
 def _typical_support(config: Config) -> np.ndarray | None:
     """What a party would choose by itself is known to it alone. It is as large, and lies as scattered, as the one that the method
-    chooses by the first model, where it can choose by a model; None: all coordinates."""
+    chooses by a model of random weights, where it can choose by a model; None: all coordinates."""
     kind = build.check_method(config)
     if "shared" not in kind.supports:
         return None
     by_model = dataclasses.replace(config, aggregation=dataclasses.replace(config.aggregation, support="shared"))
     method = kind(by_model, _empty_store(config), "cpu")
-    return method.public_support(method.initial())
+    return method.public_support(np.random.default_rng(0).standard_normal(method.dimension))
 
 
 def _state(method: Algorithm) -> dict[str, np.ndarray]:

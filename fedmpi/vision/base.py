@@ -7,6 +7,7 @@ it is imported by the functions that compute, and by the files that hold nothing
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import os
 from abc import abstractmethod
@@ -20,11 +21,13 @@ from fedmpi.algorithm import PartyAlgorithm, References, Score
 from fedmpi.config import Config, Count, CountOrZero, Positive, Range
 from fedmpi.privacy.mechanism import BoundedVector
 from fedmpi.randomness.words import SeededWords
+from fedmpi.vision import architecture
 
 if TYPE_CHECKING:
     import torch
 
     from fedmpi.data.images.store import Store
+    from fedmpi.vision.augment import Augmentation
     from fedmpi.vision.flat import FlatNetwork
     from fedmpi.vision.models import ResNet20, SmallCNN
     from fedmpi.vision.training import Head, PartyData
@@ -65,25 +68,37 @@ class ImageMethod(PartyAlgorithm):
     settings: Settings
 
     def __init__(self, config: Config, store: Store, device: str = "cpu"):
-        import torch
-
-        from fedmpi.vision.augment import Augmentation
-        from fedmpi.vision.models import build_extractor, initialise
-
         assert isinstance(config.method, self.Settings)
         self.config, self.settings = config, config.method
         self.seed = config.run.seed
-        self.store = store
-        extractor = build_extractor(self.settings.network, store.image_shape[0], self.settings.norm)
-        initialise(extractor, torch.Generator().manual_seed(int(self._rng("initial", 0, 0).integers(2**63))))
-        self.feature_count = extractor.features
-        self.net = self._flatten(extractor, torch.device(device))
-        self._augmentation = Augmentation.of(store, self.net.device) if self.settings.augment else None
-        self._initial = self.net.to_numpy(self.net.weights).copy()
+        self.store, self._device = store, device
         self._data: dict[int, PartyData] = {}
         # --keep-parties: what each party predicted with in the last test, and the shared vector that was tested.
         self._tested: dict[int, dict[str, np.ndarray]] = {}
         self._tested_theta = np.zeros(0, np.float32)
+
+    @functools.cached_property
+    def net(self) -> FlatNetwork:
+        """As it is drawn from the seed. Made when it is first asked for: sizes are known without it, and without torch."""
+        import torch
+
+        from fedmpi.vision.models import build_extractor, initialise
+
+        extractor = build_extractor(self.settings.network, self.store.image_shape[0], self.settings.norm)
+        initialise(extractor, torch.Generator().manual_seed(int(self._rng("initial", 0, 0).integers(2**63))))
+        net = self._flatten(extractor, torch.device(self._device))
+        if net.dimension != self.dimension:
+            raise ValueError(
+                f"{type(self).__name__}: {net.dimension} weights are shared, its dimension is {self.dimension}"
+            )
+        self._initial = net.to_numpy(net.weights).copy()
+        return net
+
+    @functools.cached_property
+    def _augmentation(self) -> Augmentation | None:
+        from fedmpi.vision.augment import Augmentation
+
+        return Augmentation.of(self.store, self.net.device) if self.settings.augment else None
 
     @classmethod
     def pick_device(cls, setting: str, threads: int) -> str:
@@ -101,9 +116,10 @@ class ImageMethod(PartyAlgorithm):
 
     @property
     def dimension(self) -> int:
-        return self.net.dimension
+        return architecture.extractor_size(self.settings.network, self.store.image_shape[0])
 
     def initial(self) -> np.ndarray:
+        _ = self.net  # which draws it
         return self._initial.copy()
 
     def forward_weights(self, theta: torch.Tensor) -> torch.Tensor:
@@ -271,7 +287,7 @@ class ImageMethod(PartyAlgorithm):
         same; drawn for each party anew, they pull it in as many directions as there are parties, and the mean is small."""
         from fedmpi.vision.training import Head
 
-        return Head.new(self.feature_count, self.store.num_classes, self._rng("head", 0, 0), device)
+        return Head.new(architecture.FEATURES, self.store.num_classes, self._rng("head", 0, 0), device)
 
     def _rng(self, purpose: str, party: int, round: int) -> np.random.Generator:
         return SeededWords(self.seed, purpose, party, round).generator()

@@ -28,7 +28,6 @@ class FlatNetwork:
             parameter.grad = self.gradients[span].view_as(parameter)
             at = span.stop
         self.statistics = self._flatten_statistics()
-        self.conv_spans = self._spans_of_convolutions()
 
     @property
     def dimension(self) -> int:
@@ -92,16 +91,6 @@ class FlatNetwork:
             at += 2 * size
             layer.reset_running_stats()
         return flat
-
-    def _spans_of_convolutions(self) -> list[slice]:
-        """Where each convolution's weights lie in the flat vector, in the order of the forward pass."""
-        kernels = {id(layer.weight) for layer in self.module.modules() if isinstance(layer, nn.Conv2d)}
-        spans, at = [], 0
-        for parameter in self.module.parameters():
-            if id(parameter) in kernels:
-                spans.append(slice(at, at + parameter.numel()))
-            at += parameter.numel()
-        return spans
 
 
 class FlatClassifier(FlatNetwork):

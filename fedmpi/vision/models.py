@@ -5,6 +5,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedmpi.errors import ConfigError
+from fedmpi.vision.architecture import CNN, FEATURES, RESNET_BLOCKS, RESNET_STAGES, RESNET_STEM
 
 
 def normaliser(kind: str, channels: int) -> nn.Module:
@@ -16,13 +17,12 @@ def normaliser(kind: str, channels: int) -> nn.Module:
 class SmallCNN(nn.Module):
     """Four 3x3 convolutions for 8x8 digits; most weights lie in the last two, where DSU sparsifies."""
 
-    features = 64
+    features = FEATURES
 
     def __init__(self, channels: int, norm: str):
         super().__init__()
-        widths, strides = (16, 32, 64, 64), (1, 2, 2, 1)
         layers, previous = [], channels
-        for width, stride in zip(widths, strides, strict=True):
+        for width, stride in CNN:
             layers += [nn.Conv2d(previous, width, 3, stride, 1, bias=False), normaliser(norm, width), nn.ReLU()]
             previous = width
         self.layers = nn.Sequential(*layers)
@@ -57,16 +57,16 @@ class BasicBlock(nn.Module):
 class ResNet20(nn.Module):
     """He 2016, section 4.2 with n = 3: 19 convolutions here, the 20th layer is the head."""
 
-    features = 64
+    features = FEATURES
 
     def __init__(self, channels: int, norm: str):
         super().__init__()
-        self.conv1 = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
-        self.norm1 = normaliser(norm, 16)
-        blocks, before = [], 16
-        for width, first in ((16, 1), (32, 2), (64, 2)):
-            for stride in (first, 1, 1):
-                blocks.append(BasicBlock(before, width, stride, norm))
+        self.conv1 = nn.Conv2d(channels, RESNET_STEM, 3, 1, 1, bias=False)
+        self.norm1 = normaliser(norm, RESNET_STEM)
+        blocks, before = [], RESNET_STEM
+        for width, first in RESNET_STAGES:
+            for at in range(RESNET_BLOCKS):
+                blocks.append(BasicBlock(before, width, 1 if at else first, norm))
                 before = width
         self.blocks = nn.Sequential(*blocks)
 

@@ -96,6 +96,20 @@ def expected_size(count: int, deviation: float) -> float:
     return CODED_HEAD.size + 1 + count * entropy_bits(deviation) / 8 + 6
 
 
+def most_size(count: int, deviation: float, largest: int) -> int:
+    """Bytes that no sum exceeds whose root mean square is at most this, and its values at most `largest` either way.
+
+    A Gaussian code of the right deviation s takes log2(s) + 2.05 bits a value in the mean, whatever the values are: the logarithm of its
+    density is their mean square. Beyond that, at most: 0.06 for the width of an integer, where s is 1 or more; 0.003 for the steps in
+    which s is told; 0.2 for what `constriction` keeps aside, 2^-24 for each of up to 2^(WIDEST + 1) values. Where one value is so large
+    that low bits are packed, and the rest of the others is nearly nothing, a value takes these bits and one more.
+    """
+    packed = PACKED_HEAD.size + packed_size(count, min(64, max(1, (2 * largest).bit_length())))
+    low = max(0, largest.bit_length() - WIDEST)
+    bits = max(math.log2(max(deviation, 1.0)) + 2.05, low + 1.0) + 0.27
+    return min(packed, CODED_HEAD.size + 1 + math.ceil(count * bits / 8) + 12)
+
+
 def _packed(values: Ints) -> bytes:
     lowest = int(values.min(initial=0)) if values.size else 0
     offsets = values.view(np.uint64) - np.int64(lowest).astype(np.uint64)

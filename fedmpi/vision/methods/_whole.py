@@ -8,12 +8,14 @@ and a test those of the party's own training data under the weights that are tes
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedmpi.vision import architecture
 from fedmpi.vision.base import ImageMethod
 
 if TYPE_CHECKING:
@@ -29,10 +31,16 @@ class WholeMethod(ImageMethod):
     fine_tunes = True  # for a test, on a copy: the head, `head_epochs`
     net: FlatClassifier
 
-    def __init__(self, config, store, device: str = "cpu"):
-        super().__init__(config, store, device)
-        self.rates = self.net.weights.new_full((self.dimension,), self.settings.ext_lr)
-        self.rates[self.net.head_start :] = self.settings.head_lr
+    @functools.cached_property
+    def rates(self) -> torch.Tensor:
+        """Of each weight: the extractor's or the head's."""
+        rates = self.net.weights.new_full((self.dimension,), self.settings.ext_lr)
+        rates[self.net.head_start :] = self.settings.head_lr
+        return rates
+
+    @property
+    def dimension(self) -> int:
+        return super().dimension + architecture.head_size(self.store.num_classes)
 
     def _flatten(self, extractor, device):
         from fedmpi.vision.flat import FlatClassifier

@@ -7,12 +7,14 @@ adaptive norm is off; both off is CENTAUR, bit for bit.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from fedmpi.config import CountOrZero, Fraction, NonNegative
+from fedmpi.vision.architecture import conv_spans
 from fedmpi.vision.methods._extractor import ExtractorMethod
 from fedmpi.vision.reparam import kept, public_support, sparse_spans, topk_masks
 
@@ -40,9 +42,17 @@ class Method(ExtractorMethod):
     def __init__(self, config, store, device="cpu"):
         super().__init__(config, store, device)
         self.support_rule = config.aggregation.support
-        self.spans = sparse_spans(self.net.conv_spans, self.settings.sparse_layers, self.settings.density)
-        self._theta = self.net.weights.clone()
-        self._masks = self.net.weights.new_ones(self.dimension)
+        spans = conv_spans(self.settings.network, store.image_shape[0])
+        self.spans = sparse_spans(spans, self.settings.sparse_layers, self.settings.density)
+
+    @functools.cached_property
+    def _theta(self) -> torch.Tensor:
+        """Room for the weights that are trained."""
+        return self.net.weights.clone()
+
+    @functools.cached_property
+    def _masks(self) -> torch.Tensor:
+        return self.net.weights.new_ones(self.dimension)
 
     def public_support(self, theta: np.ndarray) -> np.ndarray | None:
         if self.support_rule != "shared":
