@@ -1,6 +1,6 @@
 """A server that lies at random, against real parties: what can it compute from what it received?
 
-    python -m benchmarks.lying_server [--transcripts 10000] [--seed 0] [--json FILE]
+    python -m benchmarks.lying_server [--keys round|batch] [--transcripts 10000] [--seed 0] [--json FILE]
 
 A transcript is two or three instances of the protocol, adversary active, among 3 to 12 parties, up to two of which are in the server's
 pay: it has their identity keys and whatever is sealed for them. At every step it picks a party and what to show it: the right
@@ -13,7 +13,7 @@ colluders') give it masks; masked inputs minus these are linear equations in the
 know, which are independent and uniform. The combinations in which all unknown masks cancel are all that it learns. With the true
 inputs at hand every such combination is checked to be one sum over at least `threshold - colluders` honest parties of one
 instance, no two sharing an input; and that the sum, computed from the received bytes alone, is the true one, so that what
-the check takes for knowledge is.
+the check takes for knowledge is. `--keys batch`: the same where keys are made for several rounds (`benchmarks.lying_batches`).
 """
 
 import random
@@ -80,6 +80,8 @@ class Knowledge:
 
 class Liar:
     """One transcript: parties, and a server that makes up its mind at every step."""
+
+    SHARES: type = m.ShareKeys  # what parties deal with
 
     def __init__(self, rng: random.Random):
         self.rng = rng
@@ -193,6 +195,9 @@ class Liar:
             if isinstance(x, kind) and round in (None, x.round) and (party is None or x.party == party)
         ]
 
+    def dealt(self, round: int | None, party: int | None = None) -> list:
+        return self.of(self.SHARES, round, party)
+
     def lies(self) -> bool:
         return self.rng.random() > self.honesty
 
@@ -225,7 +230,7 @@ class Liar:
     def share_list(self, round: int, party: int) -> m.ShareList:
         bundles = []
         for other in range(self.n):
-            offered = self.of(m.ShareKeys, None if self.lies() else round, other)
+            offered = self.dealt(None if self.lies() else round, other)
             if other != party and offered:
                 message = self.rng.choice(offered)
                 sealed = {bundle.party: bundle.sealed for bundle in message.bundles}
@@ -324,8 +329,8 @@ class Liar:
         for p in members:
             peers = (m.PeerKeys(q, k.cipher_key, k.mask_key, k.signature) for q, k in sorted(keys.items()) if q != p)
             tell(p, m.KeyList(round, p, tuple(peers)))
-        dealt = {x.party: x for x in self.of(m.ShareKeys, 1) if x.party in stale}
-        dealt |= {x.party: x for x in self.of(m.ShareKeys, round)}
+        dealt = {x.party: x for x in self.dealt(1) if x.party in stale}
+        dealt |= {x.party: x for x in self.dealt(round)}
         for p in members:
             mine = ((q, b.sealed) for q, x in sorted(dealt.items()) for b in x.bundles if b.party == p)
             tell(p, m.ShareList(round, p, tuple(m.Bundle(q, sealed) for q, sealed in mine)))
@@ -375,14 +380,9 @@ class Liar:
     def judge(self) -> tuple[int, str]:
         """(sums that it could compute, what is wrong with one of them, if anything is)"""
         observed, known = self.knowledge.inputs, self.knowledge.known(self.threshold)
-        unknown = sorted({key for one in observed for key in one.masks if key not in known})
-        place = {key: column for column, key in enumerate(unknown)}
-        matrix = np.zeros((len(observed), len(unknown)), np.int64)
-        for row, one in enumerate(observed):
-            for key, sign in one.masks.items():
-                if key in place:
-                    matrix[row, place[key]] += sign
-        found = left_kernel(matrix)
+        found = [
+            combination for rows in together(observed, known) for combination in combinations(observed, rows, known)
+        ]
         used: set[int] = set()
         for combination in found:
             rows = np.flatnonzero(combination).tolist()
@@ -412,6 +412,39 @@ class Liar:
                     return False
                 add_masks(total, [key], [-1 if sign > 0 else 1])
         return bool(np.array_equal(total, sum(one.true for one in inside).astype(np.uint16)))
+
+
+def together(observed: list[Observation], known: set[bytes]) -> list[list[int]]:
+    """The inputs, by number, in groups that have no unknown mask in common: each is solved by itself."""
+    groups: list[tuple[set[bytes], list[int]]] = []
+    for row, one in enumerate(observed):
+        masks, rows = {key for key in one.masks if key not in known}, [row]
+        apart = []
+        for others in groups:
+            if others[0] & masks:
+                masks |= others[0]
+                rows = others[1] + rows
+            else:
+                apart.append(others)
+        groups = [*apart, (masks, rows)]
+    return [sorted(rows) for _, rows in groups]
+
+
+def combinations(observed: list[Observation], rows: list[int], known: set[bytes]) -> list[np.ndarray]:
+    """Of these inputs, in which all unknown masks cancel."""
+    unknown = sorted({key for row in rows for key in observed[row].masks if key not in known})
+    place = {key: column for column, key in enumerate(unknown)}
+    matrix = np.zeros((len(rows), len(unknown)), np.int64)
+    for at, row in enumerate(rows):
+        for key, sign in observed[row].masks.items():
+            if key in place:
+                matrix[at, place[key]] += sign
+    found = []
+    for some in left_kernel(matrix):
+        combination = np.zeros(len(observed), np.int64)
+        combination[rows] = some
+        found.append(combination)
+    return found
 
 
 def left_kernel(matrix: np.ndarray) -> list[np.ndarray]:
@@ -451,20 +484,20 @@ def _reduced(basis: list[list[int]]) -> list[list[int]]:
     return basis
 
 
-def run(transcripts: int, seed: int, play=Liar.play) -> tuple[dict, list[str]]:
-    """(counts, what went wrong, a line each)"""
+def run(transcripts: int, seed: int, play=None, kind=None) -> tuple[dict, list[str]]:
+    """(counts, what went wrong, a line each). `kind`: of liar; `play`: one of its plans, or any."""
     verify, states.verify = states.verify, lru_cache(maxsize=1 << 16)(crypto.verify)  # each is checked by many parties
     try:
-        return _run(transcripts, seed, play)
+        return _run(transcripts, seed, play, kind or Liar)
     finally:
         states.verify = verify
 
 
-def _run(transcripts: int, seed: int, play) -> tuple[dict, list[str]]:
+def _run(transcripts: int, seed: int, play, kind) -> tuple[dict, list[str]]:
     counts, wrong = Counter(), []
     for number in range(transcripts):
-        liar = Liar(random.Random(f"{seed}/{number}"))
-        play(liar)
+        liar = kind(random.Random(f"{seed}/{number}"))
+        (play or kind.play)(liar)
         sums, what = liar.judge()
         counts["transcripts"] += 1
         counts["with a sum"] += sums > 0
@@ -478,12 +511,18 @@ def _run(transcripts: int, seed: int, play) -> tuple[dict, list[str]]:
 
 def main() -> None:
     parser = arguments("lying_server", __doc__)
+    parser.add_argument("--keys", choices=("round", "batch"), default="round")
     parser.add_argument("--transcripts", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     facts = machine("numpy", "cryptography")
     show_machine(facts)
-    counts, wrong = run(options.transcripts, options.seed)
+    if options.keys == "batch":
+        from benchmarks.lying_batches import run_batches
+
+        counts, wrong = run_batches(options.transcripts, options.seed)
+    else:
+        counts, wrong = run(options.transcripts, options.seed)
     for name, count in counts.items():
         print(f"{name:<20}{count:>10}")
     print("\n".join(wrong) or "no input, and no sum below the threshold, could be computed")

@@ -50,6 +50,7 @@ class BatchDealing(Dealing):
     first: int
     peers: Mapping[int, PeerKeys]
     transcript: Transcript  # of the batch
+    instance: bytes  # the batch's name, in which all is that its rounds have in common
     seeds: bytes  # b of every round
     own: bytes  # its own shares, as a bundle has them
     pairs: dict[int, bytes]  # by peer: the keys of every round
@@ -83,7 +84,7 @@ class BatchDealing(Dealing):
         commitments = [
             commit(cut(seeds, SEED, at), transcript.context(party, round)) for at, round in enumerate(rounds)
         ]
-        after = cls(party, first, meeting.peers, transcript, seeds, texts[party], pairs, channels)
+        after = cls(party, first, meeting.peers, transcript, rules.instance, seeds, texts[party], pairs, channels)
         return after, rules.message(ShareBatch, party, bundles, tuple(commitments), tuple(lists))
 
     @staticmethod
@@ -111,7 +112,7 @@ class BatchRing(Ring):
 
     def __init__(self, dealt: BatchDealing, opened: Mapping[int, bytes], unopened: tuple[int, ...]):
         self.party, self.first, self.unopened = dealt.party, dealt.first, unopened
-        self._transcript = dealt.transcript
+        self._transcript, self._instance = dealt.transcript, dealt.instance
         self._seeds = bytearray(dealt.seeds)
         self._held = {owner: bytearray(text) for owner, text in (*opened.items(), (dealt.party, dealt.own))}
         self._pairs = {peer: bytearray(dealt.pairs[peer]) for peer in opened}
@@ -127,6 +128,11 @@ class BatchRing(Ring):
     def has(self, round: int) -> bool:
         """Whether the keys of this round are still there."""
         return self._next <= round - self.first < len(self._seeds) // SEED
+
+    def is_for(self, rules: Rules) -> bool:
+        """Whether a round has the cohort, the threshold, the settings that these keys were made for: none of them is in its transcript
+        but by the batch's."""
+        return rules.instance == self._instance
 
     def take(self, rules: Rules, meter: Meter) -> Keyed:
         if not self.has(rules.round):

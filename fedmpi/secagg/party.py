@@ -152,6 +152,11 @@ class SecAggParty:
         if not isinstance(self.state, New):
             raise self._wrong(Phase.ADVERTISE_KEYS, "was asked to start twice")
         if self.ring is not None:
+            if not self.ring.is_for(self.rules):
+                raise self._wrong(
+                    Phase.MASKED_INPUT,
+                    "has keys that were made for another cohort, threshold or session, or other settings",
+                )
             self.state, message = self._input(self.state.values, self.ring)
             return message
         with self._meter(Phase.ADVERTISE_KEYS, Cost.DH):
