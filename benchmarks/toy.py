@@ -21,18 +21,21 @@ class Method(PartyAlgorithm):
         self.seed = config.run.seed
 
     def initial(self):
-        return np.zeros(DIMENSION, np.float32)
+        return np.zeros(self.dimension, np.float32)
 
     def public_support(self, theta):
         return None
 
     def support_size(self):
-        return DIMENSION
+        return self.dimension
 
     def work(self, party, theta, round):
         rng = SeededWords(self.seed, "toy", party, round).generator()
         return LocalUpdate(
-            party, rng.standard_normal(DIMENSION, np.float32), None, {"loss": 0.0, "head_loss": 0.0, "penalty": 0.0}
+            party,
+            rng.standard_normal(self.dimension, np.float32),
+            None,
+            {"loss": 0.0, "head_loss": 0.0, "penalty": 0.0},
         )
 
     def evaluate(self, party, theta, round):

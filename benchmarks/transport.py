@@ -1,6 +1,6 @@
 """A round of messages without any work: the model down to every client, as many bytes up, through the endpoint and raw.
 
-    mpirun -n 21 python -m benchmarks.transport [--json FILE] [--rounds 50] [--huge]
+    mpirun -n 21 python -m benchmarks.transport [--json FILE] [--rounds 50] [--parameters 270000] [--huge]
 
 Raw is mpi4py alone with the same polling and no frames, no ledger, no decoding: the floor. It may do what the endpoint must not, wait inside
 MPI until a message has left, which is as fast or faster. Rounds of both kinds alternate in one run, and each begins at a barrier,
@@ -49,8 +49,8 @@ def endpoint_round(endpoint, theta, number) -> None:
     endpoint.flush()
 
 
-def serve(endpoint, comm, rounds: int) -> dict[str, list[float]]:
-    theta = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
+def serve(endpoint, comm, parameters: int, rounds: int) -> dict[str, list[float]]:
+    theta = np.random.default_rng(0).standard_normal(parameters).astype(np.float32)
     theta.setflags(write=False)  # as the engine's models are
     buffer = bytearray(theta.nbytes)
     times = {"endpoint": [], "raw": []}
@@ -71,9 +71,9 @@ def serve(endpoint, comm, rounds: int) -> dict[str, list[float]]:
     return times
 
 
-def answer(endpoint, comm) -> None:
+def answer(endpoint, comm, parameters: int) -> None:
     """A client: endpoint rounds and raw rounds take turns, so it knows what comes next."""
-    buffer = bytearray(4 * PARAMETERS)
+    buffer = bytearray(4 * parameters)
     while True:
         comm.Barrier()
         _, message = endpoint.poll()
@@ -106,6 +106,7 @@ def huge(endpoint) -> dict:
 def main() -> None:
     parser = arguments("transport", __doc__)
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--parameters", type=int, default=PARAMETERS)
     parser.add_argument("--huge", action="store_true", help="one frame of 2.5 GiB; needs some 10 GiB of memory")
     options = parser.parse_args()
     endpoint, comm = MpiEndpoint(), MPI.COMM_WORLD
@@ -120,11 +121,11 @@ def main() -> None:
             save(options.json, facts, huge=row)
         return
     if endpoint.rank:
-        answer(endpoint, comm)
+        answer(endpoint, comm, options.parameters)
         return
-    times = serve(endpoint, comm, options.rounds)
+    times = serve(endpoint, comm, options.parameters, options.rounds)
     middle = {kind: statistics.median(values) for kind, values in times.items()}
-    print(f"\n{PARAMETERS} float32 down and up, {endpoint.size - 1} clients")
+    print(f"\n{options.parameters} float32 down and up, {endpoint.size - 1} clients")
     print(f"{'':<10} {'median [ms]':>12} {'best [ms]':>10} {'ratio':>7}")
     for kind, values in times.items():
         print(

@@ -1,6 +1,7 @@
 """Benchmarks are run by hand; here only that each still starts, and that what it would run is something that can be run."""
 
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -12,8 +13,8 @@ from fedmpi.cli import resolve
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-# One starts MPI by being imported and runs under mpirun; two run under another Python, which has Surprise or Flower.
-ELSEWHERE = ("transport", "recsys_surprise", "rounds_flower")
+# One starts MPI by being imported and runs under mpirun; the others run under another Python, which has Surprise, Flower or APPFL.
+ELSEWHERE = ("transport", "recsys_surprise", "rounds_flower", "overhead_flower", "overhead_appfl")
 SCRIPTS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")
@@ -137,3 +138,19 @@ def test_kept_results_are_those_of_their_arguments(monkeypatch, capsys, tmp_path
         later.run("name", ["--rounds", "3"])
     later.say_what_is_older()
     assert "1 of these results are of another version" in capsys.readouterr().out
+
+
+def test_what_a_round_costs_can_be_measured_without_other_frameworks(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import round_overhead
+
+    monkeypatch.setenv(round_overhead.SIZE, "")  # which it sets
+    small = "--parties 3 --parameters 1000 --rounds 2 --turns 1 --json".split()
+    monkeypatch.setattr(sys, "argv", ["round_overhead", *small, str(tmp_path / "rows.json")])
+    round_overhead.main()
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert rows["machine"]["parameters"] == 1000
+    assert [*rows["seconds"]] == ["raw mpi4py", "endpoint", *round_overhead.WHOLE_ROUNDS]
+    assert all(len(times) == 2 and min(times) > 0 for times in rows["seconds"].values())
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in rows["seconds"])
