@@ -102,6 +102,21 @@ def job(
     return summary | {"wall_seconds": wall, **peaks, "round_rows": rounds}
 
 
+def peer(command: list[str | Path]) -> dict:
+    """Another framework's side of a benchmark, under a Python of its own: the seconds of its rounds, which it prints last as a JSON
+    list, and its peak memory."""
+    settings = environment(Path(command[0]), "") | {"PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=settings, cwd=ROOT)
+    memory = PeakMemory(process.pid)
+    memory.start()
+    out, error = process.communicate()
+    memory.over.set()
+    if process.returncode:
+        raise SystemExit(f"{command[0]} ended with {process.returncode}:\n{error[-2000:]}")
+    return {"seconds": json.loads(out.splitlines()[-1]), "peak_pss": memory.peak}
+
+
 def code() -> str:
     """A digest of fedmpi's source: results of another one may differ."""
     digest = hashlib.sha256()

@@ -8,10 +8,7 @@ names a checkout of an earlier commit whose rounds are to be compared. Flower ru
 numpy), two clients at a time, once as one would write FedRep there and once with features computed once and images channels last.
 """
 
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -36,23 +33,7 @@ def ours(flags: list[str], ranks: int, cache: str, folder: str, checkout: Path) 
 
 
 def flower(python: str, data: Path, rounds: int, kind: str) -> dict:
-    command = [python, "-m", "benchmarks.rounds_flower", str(data), str(rounds), kind]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
-    process = subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment,
-        cwd=Path(__file__).parent.parent,
-    )
-    memory = launch.PeakMemory(process.pid)
-    memory.start()
-    out, error = process.communicate()
-    memory.over.set()
-    if process.returncode:
-        raise SystemExit(f"Flower ended with {process.returncode}:\n{error[-2000:]}")
-    return {"seconds": json.loads(out.splitlines()[-1]), "peak_pss": memory.peak}
+    return launch.peer([python, "-m", "benchmarks.rounds_flower", str(data), str(rounds), kind])
 
 
 def export(flags: list[str], cache: str, path: Path) -> Path:

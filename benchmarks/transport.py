@@ -1,9 +1,10 @@
 """A round of messages without any work: the model down to every client, as many bytes up, through the endpoint and raw.
 
-    mpirun -n 21 python -m benchmarks.transport [--json FILE] [--rounds 50] [--huge]
+    mpirun -n 21 python -m benchmarks.transport [--json FILE] [--rounds 50] [--parameters 270000] [--huge]
 
-Raw is mpi4py alone with the same polling and no frames, no ledger, no decoding: the floor. Rounds of both kinds alternate in
-one run. --huge sends one frame of 2.5 GiB from rank 1 to rank 0 instead: more than one MPI message may hold.
+Raw is mpi4py alone with the same polling and no frames, no ledger, no decoding: the floor. It may do what the endpoint must not, wait inside
+MPI until a message has left, which is as fast or faster. Rounds of both kinds alternate in one run, and each begins at a barrier,
+so that neither pays for the naps that end the other. A client sends back what it got. --huge sends one frame of 2.5 GiB from rank 1 to rank 0 instead: more than one MPI message may hold.
 """
 
 import statistics
@@ -15,6 +16,7 @@ from mpi4py import MPI
 from benchmarks.common import arguments, machine, save, show_machine
 from fedmpi.transport.endpoint import LONGEST_NAP, SHORTEST_NAP
 from fedmpi.transport.mpi import MpiEndpoint, library
+from fedmpi.wire.frame import array_bytes
 from fedmpi.wire.messages import Model, PlainInput, Stop
 
 PARAMETERS = 270_000
@@ -47,12 +49,14 @@ def endpoint_round(endpoint, theta, number) -> None:
     endpoint.flush()
 
 
-def serve(endpoint, comm, rounds: int) -> dict[str, list[float]]:
-    theta = np.random.default_rng(0).standard_normal(PARAMETERS).astype(np.float32)
+def serve(endpoint, comm, parameters: int, rounds: int) -> dict[str, list[float]]:
+    theta = np.random.default_rng(0).standard_normal(parameters).astype(np.float32)
+    theta.setflags(write=False)  # as the engine's models are
     buffer = bytearray(theta.nbytes)
     times = {"endpoint": [], "raw": []}
     for number in range(rounds + 2):
         for kind in times:
+            comm.Barrier()
             start = time.perf_counter()
             if kind == "raw":
                 raw_round(comm, theta, buffer)
@@ -60,21 +64,25 @@ def serve(endpoint, comm, rounds: int) -> dict[str, list[float]]:
                 endpoint_round(endpoint, theta, number)
             if number >= 2:  # the first two open connections and warm caches
                 times[kind].append(time.perf_counter() - start)
+    comm.Barrier()
     for rank in range(1, endpoint.size):
         endpoint.send(rank, Stop())
     endpoint.flush()
     return times
 
 
-def answer(endpoint, comm) -> None:
+def answer(endpoint, comm, parameters: int) -> None:
     """A client: endpoint rounds and raw rounds take turns, so it knows what comes next."""
-    buffer = bytearray(4 * PARAMETERS)
+    buffer = bytearray(4 * parameters)
     while True:
+        comm.Barrier()
         _, message = endpoint.poll()
         if isinstance(message, Stop):
             return
-        endpoint.send(0, PlainInput(message.round, endpoint.rank, b"", message.theta.tobytes()))
+        endpoint.send(0, PlainInput(message.round, endpoint.rank, b"", array_bytes(message.theta, "<f4")))
         endpoint.flush()
+        del message  # and with it the place of its frame
+        comm.Barrier()
         poll_raw(comm, buffer, 0)
         comm.Isend([buffer, MPI.BYTE], dest=0, tag=RAW).Wait()
 
@@ -98,6 +106,7 @@ def huge(endpoint) -> dict:
 def main() -> None:
     parser = arguments("transport", __doc__)
     parser.add_argument("--rounds", type=int, default=50)
+    parser.add_argument("--parameters", type=int, default=PARAMETERS)
     parser.add_argument("--huge", action="store_true", help="one frame of 2.5 GiB; needs some 10 GiB of memory")
     options = parser.parse_args()
     endpoint, comm = MpiEndpoint(), MPI.COMM_WORLD
@@ -112,11 +121,11 @@ def main() -> None:
             save(options.json, facts, huge=row)
         return
     if endpoint.rank:
-        answer(endpoint, comm)
+        answer(endpoint, comm, options.parameters)
         return
-    times = serve(endpoint, comm, options.rounds)
+    times = serve(endpoint, comm, options.parameters, options.rounds)
     middle = {kind: statistics.median(values) for kind, values in times.items()}
-    print(f"\n{PARAMETERS} float32 down and up, {endpoint.size - 1} clients")
+    print(f"\n{options.parameters} float32 down and up, {endpoint.size - 1} clients")
     print(f"{'':<10} {'median [ms]':>12} {'best [ms]':>10} {'ratio':>7}")
     for kind, values in times.items():
         print(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import json
 import sys
 from pathlib import Path
 
@@ -14,8 +15,8 @@ from fedmpi.cli import resolve
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-# One starts MPI by being imported and runs under mpirun; two run under another Python, which has Surprise or Flower.
-ELSEWHERE = ("transport", "recsys_surprise", "rounds_flower")
+# One starts MPI by being imported and runs under mpirun; the others run under another Python, which has Surprise, Flower or APPFL.
+ELSEWHERE = ("transport", "recsys_surprise", "rounds_flower", "overhead_flower", "overhead_appfl")
 SCRIPTS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")
@@ -276,3 +277,19 @@ def test_all_writes_a_table_and_a_figure(costs, monkeypatch, tmp_path, capsys):
     assert "| FedMF | 8 |" in table.read_text() and "| **1,000,000** |" in table.read_text()
     assert figure.read_bytes().startswith(b"\x89PNG")
     assert "what breaks: rank 0 computes" in capsys.readouterr().out
+
+
+def test_what_a_round_costs_can_be_measured_without_other_frameworks(monkeypatch, capsys, tmp_path):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks import round_overhead
+
+    monkeypatch.setenv(round_overhead.SIZE, "")  # which it sets
+    small = "--parties 3 --parameters 1000 --rounds 2 --turns 1 --json".split()
+    monkeypatch.setattr(sys, "argv", ["round_overhead", *small, str(tmp_path / "rows.json")])
+    round_overhead.main()
+    rows = json.loads((tmp_path / "rows.json").read_text())
+    assert rows["machine"]["parameters"] == 1000
+    assert [*rows["seconds"]] == ["raw mpi4py", "endpoint", *round_overhead.WHOLE_ROUNDS]
+    assert all(len(times) == 2 and min(times) > 0 for times in rows["seconds"].values())
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in rows["seconds"])

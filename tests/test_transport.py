@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from fedmpi.errors import DataError, TransportError, WireError
 from fedmpi.transport.ledger import Ledger
 from fedmpi.transport.memory import Disconnected, Hub, run_ranks
+from fedmpi.transport.places import LARGE, Places
 from fedmpi.wire.frame import FRAMING
-from fedmpi.wire.messages import Evaluate, PlainInput, Ready, Stop, Train, encode
+from fedmpi.wire.messages import Evaluate, Model, PlainInput, Ready, Stop, Train, encode
 from fedmpi.wire.phases import Purpose
 
 
@@ -172,3 +173,47 @@ def test_a_ledger_that_is_packed_now_and_then_counts_the_same(monkeypatch):
     again.merge(packed.table())
     assert again.summary("up") == loose.summary("up")
     assert packed.rows_after(Stop(), 0) == len(packed.table()) + 1
+
+
+def test_a_place_is_used_again_only_when_nobody_holds_anything_of_it():
+    places = Places()
+    first = places.take(2 * LARGE)
+    part = np.frombuffer(first[LARGE:], np.uint8)
+    address = part.ctypes.data - LARGE
+    del first
+    second = places.take(2 * LARGE)
+    second[:] = bytes([1]) * len(second)
+    assert np.frombuffer(second, np.uint8).ctypes.data != address, "a part of it is still looked at"
+    del part
+    assert np.frombuffer(places.take(2 * LARGE - 1), np.uint8).ctypes.data == address
+    assert places.kept() == 4 * LARGE
+
+
+def test_places_are_kept_up_to_a_limit_and_those_of_other_sizes_make_room():
+    places = Places(most=8 * LARGE)
+    for size in (8 * LARGE, 2 * LARGE, 9 * LARGE, 3 * LARGE):
+        assert len(places.take(size)) == size and places.kept() <= 8 * LARGE
+    assert places.kept() == 5 * LARGE
+    held = [places.take(4 * LARGE) for _ in range(3)]
+    assert places.kept() <= 8 * LARGE and len(held) == 3
+
+
+def test_what_goes_to_many_ranks_is_put_together_once_unless_it_may_have_changed():
+    theta = np.arange(1000, dtype=np.float32)
+    hub = Hub(3)
+    server = hub.endpoints[0]
+
+    def sent(rank, message):
+        server.send(rank, message)
+        return hub.endpoints[rank].poll(0)[1].theta
+
+    def frames():
+        return {id(server._frame(Model(1, theta=theta)).obj) for _ in range(2)}
+
+    assert np.array_equal(sent(1, Model(1, theta=theta)), theta)
+    theta[0] = -1  # a writer who does not keep to the rules
+    assert np.array_equal(sent(2, Model(1, theta=theta)), theta), "not the frame of before"
+    theta.setflags(write=False)
+    assert len(frames()) == 1
+    assert np.array_equal(sent(2, Model(1, theta=theta + 1)), theta + 1)
+    assert server.ledger.bytes_given() == server.bytes_given == 3 * (FRAMING + Model.wire_size(1000))

@@ -15,17 +15,21 @@ from typing import Any, Protocol
 from fedmpi.errors import TransportError, WireError
 from fedmpi.log import log
 from fedmpi.transport.ledger import Ledger
+from fedmpi.transport.places import Places
 from fedmpi.wire.frame import FRAMING, Buffer, Header
+from fedmpi.wire.message import is_same
 from fedmpi.wire.messages import Message, Tally, decode, encode, speakers
 
 # MPI counts are 32-bit in many builds, so a frame above 2 GiB cannot be one message. Chunks from one sender arrive in
 # order, and the frame's header says how many bytes belong together, so a chunk needs no header of its own.
 CHUNK = 1 << 30
 
-# A waiting rank must not burn a core that a working rank needs: look, then sleep a little longer each time.
-# While bytes are on their way a nap stays short: MPI moves a large message in pieces, one with each look.
 LONG = 5.0  # seconds of waiting that are worth a line in the log
 LAST_POST = 1.0  # seconds in which messages go before the news that a rank is lost
+
+# A waiting rank must not burn a core that a working rank needs: look, then sleep a little longer each time.
+# While bytes are on their way a nap stays short: MPI moves a large message in pieces, one with each look. Both are for a rank that
+# has a core to itself: a look costs more than the shortest nap, and twenty ranks that share a core would do nothing else.
 SHORTEST_NAP, TRANSFER_NAP, LONGEST_NAP = 10e-6, 200e-6, 5e-3
 
 
@@ -63,12 +67,17 @@ class Limits(Protocol):
 
 
 class Endpoint(ABC):
-    def __init__(self, rank: int, size: int, chunk: int = CHUNK):
+    def __init__(self, rank: int, size: int, chunk: int = CHUNK, crowd: float = 1):
+        """`crowd`: how many ranks share a core."""
         self.rank = rank
         self.size = size
         self.ledger = Ledger(rank)
         self.bytes_given = 0  # counted at the transport's own door, to hold the ledger against
         self._chunk = max(chunk, FRAMING)
+        self._shortest_nap = min(crowd * SHORTEST_NAP, LONGEST_NAP)
+        self._transfer_nap = min(crowd * TRANSFER_NAP, LONGEST_NAP)
+        self._places = Places()
+        self._latest: tuple[Message, memoryview] | None = None  # message and its frame
         self._partial: dict[int, list[Buffer]] = {}
         # For rank 0, whom the others could keep busy or make run out of memory; a client has one peer, and leaves if it lies.
         self.limits: Limits | None = None  # None: a message of any size that a header can announce
@@ -93,12 +102,18 @@ class Endpoint(ABC):
 
     def _dispatch(self, rank: int, message: Message) -> int:
         """Hand the frame over, chunk by chunk; returns its payload bytes."""
-        frame = encode(message)
+        frame = self._frame(message)
         for start in range(0, len(frame), self._chunk):
             piece = frame[start : start + self._chunk]
             self.bytes_given += len(piece)
             self._post(rank, piece)
         return len(frame) - FRAMING
+
+    def _frame(self, message: Message) -> memoryview:
+        """What goes to many ranks is put together once."""
+        if self._latest is None or not is_same(message, self._latest[0]):
+            self._latest = message, encode(message, self._places.take)
+        return self._latest[1]
 
     def send_tally(self, rank: int, facts: dict[str, Any]) -> None:
         """Send the ledger of everything up to and including this very message, and start a new one."""
@@ -114,12 +129,12 @@ class Endpoint(ABC):
     def poll(self, timeout: float | None = None) -> tuple[int, Message] | None:
         """The next message and the rank it came from, or None once `timeout` seconds (None: for ever) have passed. RankLost: a rank
         has gone that is not muted."""
-        nap, began = SHORTEST_NAP, time.monotonic()
+        nap, began = self._shortest_nap, time.monotonic()
         deadline, spoken = math.inf if timeout is None else began + timeout, began
         while True:
             arrived = self._take()
             if arrived is not None:
-                nap = SHORTEST_NAP
+                nap = self._shortest_nap
                 complete = self._assemble(*arrived)
                 if complete is not None:
                     if log.isEnabledFor(DEBUG):
@@ -139,14 +154,13 @@ class Endpoint(ABC):
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything sent has left; TransportError after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        nap = SHORTEST_NAP
         while waiting := self._unsent():
             if deadline is not None and time.monotonic() >= deadline:
                 raise TransportError(f"rank {self.rank}: {waiting} chunks were not taken within {timeout:g} s")
-            nap = self._idle(nap)
+            time.sleep(self._transfer_nap)
 
     def _idle(self, nap: float) -> float:
-        longest = TRANSFER_NAP if self._sending() else LONGEST_NAP
+        longest = self._transfer_nap if self._sending() else LONGEST_NAP
         time.sleep(min(nap, longest))
         return min(2 * nap, longest)
 
@@ -188,7 +202,7 @@ class Endpoint(ABC):
                 self._check_limit(source, header, have < wanted)
             if have < wanted and len(piece) == self._chunk:
                 return None
-            message = decode(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            message = decode(pieces[0] if len(pieces) == 1 else b"".join(pieces), header)
         except FrameError:
             del self._partial[source]
             raise
@@ -245,7 +259,7 @@ class Endpoint(ABC):
     def leave(self, grace: float, code: int = 0) -> None:
         """Rank 0, before its process ends with this exit code, once everything is written; it may not return. MPI waits for every rank
         before any can leave, and nobody knows what a muted one will do: it has some seconds to say its last word."""
-        deadline, nap = time.monotonic() + grace, SHORTEST_NAP
+        deadline, nap = time.monotonic() + grace, self._shortest_nap
         awaited = self.muted - self.lost.keys()
         while not awaited <= self.parted and time.monotonic() < deadline:
             arrived = self._take()

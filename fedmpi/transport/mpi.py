@@ -44,6 +44,11 @@ JOB = os.environ.get("PMIX_NAMESPACE", "")  # the job's name at its launcher
 LAUNCHERS: tuple[str, ...] = ("prterun", "mpirun", "mpiexec", "orterun")
 if JOB.startswith("prterun-"):  # and not prte-, a launcher of many jobs: a host's daemon is there for this one alone
     LAUNCHERS += ("prted",)
+NEIGHBOURS = (
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "SLURM_NTASKS_PER_NODE",
+)  # who tells how many there are on this host
 GRACE = 10  # seconds within which the processes of a failed job are gone, far more than the kernel needs
 PATIENCE = 20  # seconds for a launcher to end its job
 CALL = 2  # seconds that a call to MPI may take which tells others of the end, should they be out of reach
@@ -53,7 +58,7 @@ SHORT = 3  # seconds for a launcher that will wait in vain, for a host that is o
 class MpiEndpoint(Endpoint):
     def __init__(self, chunk: int = CHUNK):
         world = MPI.COMM_WORLD
-        super().__init__(world.Get_rank(), world.Get_size(), chunk)
+        super().__init__(world.Get_rank(), world.Get_size(), chunk, _crowd())
         self._comm = world
         self._comm.Set_errhandler(MPI.ERRORS_RETURN)  # a dead rank is an exception here, not the end of this one
         self._outgoing: list[tuple[int, MPI.Request, memoryview, float]] = []  # and when it was given to MPI
@@ -127,15 +132,19 @@ class MpiEndpoint(Endpoint):
     def _post(self, rank: int, piece: memoryview) -> None:
         if rank in self._dead:
             return
-        with self._access, self._blame(rank):
-            request = self._comm.Isend([piece, MPI.BYTE], dest=rank, tag=TAG)
-            self._outgoing.append((rank, request, piece, time.monotonic()))
-            self._open += 1
+        with self._access:
+            try:
+                request = self._comm.Isend([piece, MPI.BYTE], dest=rank, tag=TAG)
+                self._outgoing.append((rank, request, piece, time.monotonic()))
+                self._open += 1
+            except MPI.Exception as error:
+                self._explain(error, rank)
 
     def _take(self) -> tuple[int, memoryview] | None:
         # An idle rank comes here two hundred times a second, and with it twenty more on the same cores: nothing is done that need not be.
         with self._access:
-            self._listen()
+            if self._silence is not None:
+                self._listen()
             if self._outgoing or self._sunk:
                 self._test_all()
             return self._next()
@@ -155,7 +164,7 @@ class MpiEndpoint(Endpoint):
                         what = f"message of {size} bytes, at most {FRAMING + self.limits.largest(sender)} are due"
                         raise FrameError(sender, what, lost=True)
                     return None
-                piece = np.empty(size, np.uint8).data
+                piece = self._places.take(size)
                 with self._blame(sender):
                     self._incoming[sender] = matched.Irecv([piece, MPI.BYTE]), piece
                 return self._arrived(sender, LOOKS)
@@ -213,12 +222,16 @@ class MpiEndpoint(Endpoint):
             except MPI.Exception as error:
                 self._explain(error, entry[0])
         self._outgoing = still  # without what a rank died over
+        if self._sunk:
+            self._test_sunk()
+        self._open = sum(rank not in self.muted for rank, *_ in still) if self.muted else len(still)
+        return self._open
+
+    def _test_sunk(self) -> None:
         for source, request in list(self._sunk.items()):
             with self._blame(source):
                 if request.Test():
                     del self._sunk[source]
-        self._open = sum(rank not in self.muted for rank, *_ in still)
-        return self._open
 
     def behind(self, age: float) -> set[int]:
         self._unsent()
@@ -394,6 +407,12 @@ class MpiEndpoint(Endpoint):
         told = threading.Thread(target=revoke, daemon=True)
         told.start()
         told.join(CALL)
+
+
+def _crowd() -> float:
+    """Ranks of this host to each of its cores, as far as the launcher tells; 1 at least."""
+    told = next((os.environ[name] for name in NEIGHBOURS if os.environ.get(name, "").isdigit()), "1")
+    return max(1.0, int(told) / len(os.sched_getaffinity(0)))
 
 
 def _processes_of_job(ranks: Collection[int] | None = None) -> list[psutil.Process]:

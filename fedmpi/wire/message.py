@@ -5,7 +5,7 @@ equal to the encoded length and to the ledger. `shares()` says which parties a m
 each of them on a link of its own; that is the ledger's logical column.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -60,11 +60,15 @@ def alone(parties: tuple[int, ...]) -> int:
     return parties[0] if len(parties) == 1 else NOBODY
 
 
-def encode(message: Message) -> memoryview:
-    """The message as one frame."""
+def fresh(size: int) -> memoryview:
+    return np.empty(size, np.uint8).data  # unlike a bytearray, not zeroed first
+
+
+def encode(message: Message, place: Callable[[int], memoryview] = fresh) -> memoryview:
+    """The message as one frame, in a `place` of that many bytes."""
     pieces = message.buffers()
     length = sum(len(piece) for piece in pieces)
-    frame = np.empty(FRAMING + length, np.uint8).data  # unlike a bytearray, not zeroed first
+    frame = place(FRAMING + length)
     frame[:FRAMING] = Header(message.TYPE, message.round, message.party, length, message.purpose).pack()
     at = FRAMING
     for piece in pieces:
@@ -73,9 +77,21 @@ def encode(message: Message) -> memoryview:
     return frame
 
 
-def decode(frame: Buffer) -> Message:
-    """The message that a frame holds; WireError for anything else."""
-    header = Header.unpack(frame)
+def is_same(message: Message, other: Message) -> bool:
+    """Whether both are made of the very same values, none of which can have changed in between: then they have the same frame."""
+    mine, others = vars(message).values(), vars(other).values()
+    return type(message) is type(other) and all(one is two and _is_fixed(one) for one, two in zip(mine, others))
+
+
+def _is_fixed(value: object) -> bool:
+    if isinstance(value, np.ndarray):
+        return not value.flags.writeable
+    return isinstance(value, (int, float, bytes)) or isinstance(value, tuple) and all(map(_is_fixed, value))
+
+
+def decode(frame: Buffer, header: Header | None = None) -> Message:
+    """The message that a frame holds; WireError for anything else. `header`: of this frame, if it was read already."""
+    header = header or Header.unpack(frame)
     if header.length != len(frame) - FRAMING:
         raise WireError(f"frame announces {header.length} payload bytes and has {len(frame) - FRAMING}")
     kind = MESSAGES.get(header.type)
