@@ -103,7 +103,10 @@ def test_what_is_no_sum_is_refused(data, count):
     "data, count, said",
     [
         (b"", 1, "1 bytes announced, 0 left"),
-        (b"\7", 1, "scheme 7"),
+        (b"\7", 1, "scheme 7, expected 0 to 4"),
+        (b"\3\0" + bytes(4) + b"\0\x20\0\0" + bytes(4), 1, "values from 0 to 8192"),
+        (b"\3\0" + bytes(4) + b"\1\0\0\0\2\0\0\0\x20", 4, "rows of 2 with one table"),
+        (b"\4\x40" + bytes(4) + b"\1\0\0\0" + bytes(5), 1, "above 64 bits"),
         (b"\0" + bytes(8) + b"\x41", 1, "values of 65 bits"),
         (b"\1" + bytes(13), 1, "values from 0 to 0"),
         (b"\1\0" + bytes(4) + b"\1\0\0\0\3\0\0\0", 4, "rows of 3 for 4 values"),

@@ -14,9 +14,12 @@ Layout (numbers little-endian)
         scales  one byte, or a byte for each column and then, as a sum by this very code behind its length (4), one for each row. A
                 value's deviation is 2^((scale - 32) / 8), its row's and its column's scales being added up
         bits    the low bits (`bits.pack`), then 32-bit words of an asymmetric numeral system (Duda 2009), by `constriction`
+    tabled      scheme 3 (Gaussian) or 4 (Laplace): the same without rows, but so many low bits are packed that the deviation of what is left is
+                8 to 16: below that bits are uniform to within a thousandth of a bit, and the few values that are left have a table of
+                probabilities. It takes a thirtieth of the time to read: 8 ms for 270,000 values, where coding all bits took 220
 
-The encoder writes whichever is smallest. Probabilities are computed in floating point by `constriction`: ends whose mathematical
-libraries differ could read other values. Whoever uses this holds a digest against what comes out, as fedmpi.runtime.mirror does.
+The encoder writes the table unless few values are far larger than the others, and beside it rows; of what it has, whichever is smallest.
+Probabilities are computed in floating point: ends whose mathematical libraries differ could read other values. Whoever uses this holds a digest against what comes out, as fedmpi.runtime.mirror does.
 """
 
 from __future__ import annotations
@@ -34,12 +37,14 @@ from fedmpi.wire.frame import COUNT, Buffer, Reader
 
 Ints = NDArray[np.int64]
 
-PACKED, GAUSSIAN, LAPLACE = 0, 1, 2
+PACKED, GAUSSIAN, LAPLACE, GAUSSIAN_TABLE, LAPLACE_TABLE = range(5)
 PACKED_HEAD = struct.Struct("<BqB")
 CODED_HEAD = struct.Struct("<BBiiI")
 SHARP, STEPS = 32, 8  # the scale of deviation 1, and how many make it twice as large
 BLUNTEST = 255
 WIDEST = 20  # bits of what is coded of a value; more of it would be coding uniform bits
+LONGEST = 1 << 12  # entries of a table
+LEAST = 1e-9  # probability of one
 
 
 def encode_sum(values: Ints, width: int = 0) -> bytes:
@@ -47,7 +52,10 @@ def encode_sum(values: Ints, width: int = 0) -> bytes:
     values = np.ascontiguousarray(values, np.int64)
     found = [_packed(values)]
     if values.size and values.min() < values.max():
-        found += [_coded(values, rows, scheme) for rows in {0, width} for scheme in (GAUSSIAN, LAPLACE)]
+        tabled = _tabled(values)
+        of_rows = {0, width} if tabled is None else {width} - {0}
+        found += [] if tabled is None else [tabled]
+        found += [_coded(values, rows, scheme) for rows in of_rows for scheme in (GAUSSIAN, LAPLACE)]
     return min(found, key=len)
 
 
@@ -62,11 +70,14 @@ def decode_sum(data: Buffer, count: int) -> Ints:
         offsets = unpack(reader.rest(), count, bits) if bits else np.zeros(count, np.uint64)
         values: Ints = (offsets + np.int64(lowest).astype(np.uint64)).view(np.int64)
         return values
-    if scheme not in (GAUSSIAN, LAPLACE):
-        raise WireError(f"sum: scheme {scheme}, expected 0, 1 or 2")
+    if scheme > LAPLACE_TABLE:
+        raise WireError(f"sum: scheme {scheme}, expected 0 to {LAPLACE_TABLE}")
     low, lowest, highest, width = struct.unpack("<BiiI", reader.take(CODED_HEAD.size - 1))
-    if not (low <= 44 and lowest < highest and highest - lowest < 1 << (WIDEST + 2)):
+    tabled = scheme in (GAUSSIAN_TABLE, LAPLACE_TABLE)
+    if not (low <= 63 and lowest < highest and highest - lowest < (LONGEST if tabled else 1 << (WIDEST + 2))):
         raise WireError(f"sum: values from {lowest} to {highest} above {low} bits")
+    if tabled and width:
+        raise WireError(f"sum: rows of {width} with one table")
     if width and (count % width or width > count):
         raise WireError(f"sum: rows of {width} for {count} values")
     scales = _read_scales(reader, count, width)
@@ -75,7 +86,12 @@ def decode_sum(data: Buffer, count: int) -> Ints:
     if len(rest) % 4:
         raise WireError(f"sum: {len(rest)} bytes are not a whole number of words")
     coder = _coder(np.frombuffer(rest, "<u4").astype(np.uint32))
-    decoded: Ints = coder.decode(_model(scheme, lowest, highest), np.zeros(count), _deviations(scales)).astype(np.int64)
+    if tabled:
+        model = _categorical(_table(scheme, low, lowest, highest, int(scales[0]) if count else SHARP))
+        decoded: Ints = coder.decode(model, count).astype(np.int64) + lowest
+    else:
+        model = _model(scheme, lowest, highest)
+        decoded = coder.decode(model, np.zeros(count), _deviations(scales)).astype(np.int64)
     if not coder.is_empty():
         raise WireError("sum: words left over")
     return np.asarray((decoded << low) + tail)
@@ -117,6 +133,43 @@ def _packed(values: Ints) -> bytes:
     return PACKED_HEAD.pack(PACKED, lowest, bits) + (pack(offsets, bits) if bits else b"")
 
 
+def _tabled(values: Ints) -> bytes | None:
+    """None where some values are so far out that a table would be too long."""
+    size = float(np.sqrt(np.mean(np.square(values, dtype=np.float64))))
+    low = max(0, math.frexp(size)[1] - 4)  # 2^(e - 1) <= size < 2^e
+    high = values >> low
+    lowest, highest = int(high.min()), int(high.max())
+    highest += lowest == highest
+    if highest - lowest >= LONGEST or not -(1 << 31) <= lowest <= highest < 1 << 31:
+        return None
+    scale = int(_scale_of(np.sqrt(np.mean(np.square(high, dtype=np.float64)))))
+    counts = np.bincount(high - lowest, minlength=highest - lowest + 1)
+    tables = {scheme: _table(scheme, low, lowest, highest, scale) for scheme in (GAUSSIAN_TABLE, LAPLACE_TABLE)}
+    scheme = min(tables, key=lambda kind: -float(counts @ np.log(tables[kind])))
+    coder = _coder()
+    coder.encode_reverse((high - lowest).astype(np.int32), _categorical(tables[scheme]))
+    head = CODED_HEAD.pack(scheme, low, lowest, highest, 0) + bytes([scale])
+    return b"".join((head, _low_bits(values, low), np.asarray(coder.get_compressed(), "<u4").tobytes()))
+
+
+def _table(scheme: int, low: int, lowest: int, highest: int, scale: int) -> NDArray[np.float64]:
+    """Probabilities of the values from lowest to highest, whose low bits are gone: what is left is rounded down, by a half in the mean."""
+    edges = np.arange(lowest, highest + 2) - (0.0 if low else 0.5)
+    at = edges / float(_deviations(np.array([scale]))[0])
+    if scheme == GAUSSIAN_TABLE:
+        below = 0.5 * (1 + np.array([math.erf(x / math.sqrt(2)) for x in at.tolist()]))
+    else:
+        tail = 0.5 * np.exp(-math.sqrt(2) * np.abs(at))
+        below = np.where(at < 0, tail, 1 - tail)
+    shares = np.maximum(np.diff(below), LEAST)
+    table: NDArray[np.float64] = shares / shares.sum()
+    return table
+
+
+def _low_bits(values: Ints, low: int) -> bytes:
+    return pack((values & ((1 << low) - 1)).view(np.uint64), low) if low else b""
+
+
 def _coded(values: Ints, width: int, scheme: int) -> bytes:
     largest = max(int(values.max()), -int(values.min()))
     low = max(0, largest.bit_length() - WIDEST)
@@ -130,8 +183,7 @@ def _coded(values: Ints, width: int, scheme: int) -> bytes:
     coder.encode_reverse(
         high.astype(np.int32), _model(scheme, lowest, highest), np.zeros(len(high)), _deviations(scales)
     )
-    tail = pack((values & ((1 << low) - 1)).view(np.uint64), low) if low else b""
-    return b"".join((head, coded_scales, tail, np.asarray(coder.get_compressed(), "<u4").tobytes()))
+    return b"".join((head, coded_scales, _low_bits(values, low), np.asarray(coder.get_compressed(), "<u4").tobytes()))
 
 
 def _choose_scales(values: Ints, width: int) -> tuple[Ints, bytes]:
@@ -189,3 +241,9 @@ def _model(scheme: int, lowest: int, highest: int) -> Any:
 
     models = constriction.stream.model
     return (models.QuantizedGaussian if scheme == GAUSSIAN else models.QuantizedLaplace)(lowest, highest)
+
+
+def _categorical(table: NDArray[np.float64]) -> Any:
+    import constriction
+
+    return constriction.stream.model.Categorical(table, perfect=False)
