@@ -32,6 +32,8 @@ _LARGEST_NORM = 2.0**31
 # float64 holds exactly.
 _LARGEST_SIGMA = 2.0**46
 
+_PIECE = 1 << 14  # coordinates that are rounded at a time
+
 # A word below this is lengthened by further ones: it has fewer than 24 of its 64 bits left, in one draw of 2**40.
 _SMALL = np.uint64(1 << 24)
 
@@ -118,14 +120,20 @@ def round_conditionally(
             party=party,
             phase="round",
         )
-    down = np.floor(x)
-    rest = x - down
-    low = down.astype(np.int64)
+    flat, y = x.ravel(), np.empty(x.size, np.int64)
     while True:
-        y: np.ndarray = low + bernoulli(source, rest)
+        squares = 0
+        # In pieces that stay in the cache, which takes half the time; the words are the same in the same order.
+        for first in range(0, flat.size, _PIECE):
+            part = flat[first : first + _PIECE]
+            down = np.floor(part)
+            steps = down.astype(np.int64)
+            steps += bernoulli(source, part - down)
+            y[first : first + _PIECE] = steps
+            squares += int(np.sum(np.square(steps, out=steps)))
         # Exact: y is within sqrt(d) of x, so the sum of squares is below 2**62.
-        if int(np.sum(np.square(y))) <= limit * limit:
-            return y
+        if squares <= limit * limit:
+            return y.reshape(x.shape)
 
 
 def discrete_gaussian(sigma: float, n: int, source: WordSource) -> np.ndarray:
