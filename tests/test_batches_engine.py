@@ -281,3 +281,27 @@ def test_a_party_without_keys_says_nothing_even_if_it_is_asked(make_config, run_
     config = make_config(f"{TOY} --aggregation secure --rounds 6 --keys batch:6 --phase-deadline 1 --round-deadline 3")
     run_in_memory(config, 4)
     assert (4, 0) in said and (5, 0) not in said
+
+
+def test_a_bundle_that_does_not_open_is_held_against_its_dealer_once_a_set_up(make_config, run_in_memory, monkeypatch):
+    """One lie when keys are made was a dispute in every round of the batch, and benched who was in it at the second."""
+    say = Client.say
+
+    def damages(self, spoken):
+        def change(message):
+            if type(message).__name__ == "ShareBatch" and message.party == 2 and message.round == 1:
+                first, *others = message.bundles
+                return dataclasses.replace(
+                    message, bundles=(dataclasses.replace(first, sealed=bytes(len(first.sealed))), *others)
+                )
+            return message
+
+        say(self, [change(message) for message in spoken])
+
+    monkeypatch.setattr(Client, "say", damages)
+    config = make_config(f"{TOY} --aggregation secure --rounds 6 --keys batch:6")
+    summary = run_in_memory(config, 8)
+    assert summary["dropouts"]["benched"] == []
+    assert sorted({int(row["round"]) for row in messages(config) if row["message"] == "ShareBatch"}) == [1, 2]
+    survivors = [json.loads(line)["survivors"] for line in (config.out / "rounds.jsonl").read_text().splitlines()]
+    assert survivors == [6, 7, 7, 7, 7, 7]

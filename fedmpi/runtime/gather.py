@@ -31,6 +31,7 @@ class Outcome:
     )  # the same of who missed a deadline: its rank may be lost as well, and found so later
     dropouts: collections.Counter[str] = field(default_factory=collections.Counter)
     complaints: list[str] = field(default_factory=list)
+    disputed: bool = False  # what some dealt, or say of it, cannot be
 
 
 class Gathering:
@@ -198,6 +199,7 @@ class Gathering:
             more = f", and {len(faults) - 1} times more" if len(faults) > 1 else ""
             outcome.complaints.append(f"round {round}: {faults[0]}{more}; it, or who says so, lies")
         self._mailbox.weigh(session.disputes)
+        outcome.disputed = bool(session.disputes)
         outcome.dropouts["planned"] += session.planned
         outcome.coordinates = session.coordinates
         result = None if session.failed else session.result()

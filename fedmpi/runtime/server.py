@@ -175,7 +175,9 @@ class Server:
                 self.step(round, outcome.sum, drawn)
             else:
                 self.releases.note(Failed(round))
-                self.end.renew_keys()  # who sat out because it has none may be what was lacking
+            if outcome.sum is None or outcome.disputed:
+                # Who sat out because it has none may be what was lacking; and a lie of the one set-up is held against nobody twice.
+                self.end.renew_keys()
             row |= self.figures(round, outcome)
         else:
             row["skipped"] = f"cohort below min_cohort ({self.config.privacy.min_cohort})"
