@@ -50,6 +50,7 @@ CountOrZero = Annotated[int, Range(least=0)]
 Fraction = Annotated[float, Range(over=0, most=1)]
 
 MOST_ROUNDS = 2**32 - 1  # that a message can name, see fedmpi.wire.frame
+MOST_PARTIES = 10_000_000  # rank 0 knows each by itself
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Run:
     """what is trained and shared"""
     rounds: Annotated[int, Range(least=1, most=MOST_ROUNDS)] = 30
     """T, global rounds"""
-    parties: Count = 20
+    parties: Annotated[int, Range(least=1, most=MOST_PARTIES)] = 20
     """N, logical clients; more than client ranks means several on each rank"""
     seed: CountOrZero = 0
     """one seed for data, training, sampling, rounding and (entropy seeded) noise"""

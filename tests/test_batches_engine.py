@@ -131,7 +131,7 @@ def test_a_party_that_misses_the_keys_sits_the_batch_out_and_the_plan_says_so(ma
     config = make_config(flags)
     summary = run_in_memory(config, 4)
     lost = summary["dropouts"]["lost"]["plan"]
-    assert lost == ["1:2:share", "2:2:mask", "3:2:mask"] and summary["dropouts"]["real"] == 3
+    assert lost == ["1:2:mask", "2:2:mask", "3:2:mask"] and summary["dropouts"]["real"] == 3
     survivors = [json.loads(line)["survivors"] for line in (config.out / "rounds.jsonl").read_text().splitlines()]
     assert survivors == [6, 6, 6, 7, 7]
     monkeypatch.setattr(Client, "say", say)

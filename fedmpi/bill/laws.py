@@ -138,7 +138,7 @@ def price(setting: Setting, parties: int, union: int | None = None) -> Bill:
         bits=encoding.bits,
         training=tuple(training),
         evaluation=tuple(_evaluation(config, shape, rules)),
-        notes=tuple(_notes(config, mechanism, union)),
+        notes=tuple(_notes(config, mechanism, union, any(line.batch for line in training))),
     )
 
 
@@ -277,7 +277,7 @@ def _evaluation(config: Config, shape: Shape, rules: ProtocolRules) -> Iterator[
         yield from _sum(agreed)
 
 
-def _notes(config: Config, mechanism: Mechanism, union: int | None) -> Iterator[str]:
+def _notes(config: Config, mechanism: Mechanism, union: int | None, batched: bool) -> Iterator[str]:
     if config.aggregation.support == "union" and union is None:
         yield "union: it is taken that all parties propose the same coordinates; more of them cost more"
     if config.privacy.sampling < 1:
@@ -287,7 +287,7 @@ def _notes(config: Config, mechanism: Mechanism, union: int | None) -> Iterator[
         )
     if config.aggregation.dropout:
         yield "dropout: nobody drops out in a bill; who vanishes sends less, and opening its masks costs the others little"
-    if config.aggregation.key_rounds and config.aggregation.aggregation != "plain":
+    if batched:
         size = min(config.aggregation.key_rounds, config.run.rounds)
         yield f"keys: made once in {size} rounds, in two more trips; their bytes and seconds are shared out over the rounds"
     if not mechanism.noisy and config.aggregation.download == "delta":

@@ -80,8 +80,13 @@ class Run:
         self.measured = {row["round"]: row["seconds"] for row in self.rows()}
         self.training: dict[int, Session] = defaultdict(Session)
         self.tests: dict[int, Session] = defaultdict(Session)
-        self._read_messages()
-        self.cpu = self._read_costs()
+        try:
+            self._read_messages()
+            self.cpu = self._read_costs()
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"{folder}: messages.csv or costs.csv is damaged ({type(error).__name__}: {error}); give the folder that a run has left"
+            ) from None
         self.rank_0 = {name: self._of_rank_0(name) for name in ITS_WORK}  # seconds of a round
 
     def _text(self, name: str) -> str:
@@ -106,7 +111,10 @@ class Run:
             raise ConfigError(f"{self.folder / 'rounds.jsonl'}: a line that is not JSON") from None
 
     def _table(self, name: str) -> list[dict[str, str]]:
-        return list(csv.DictReader(self._text(name).splitlines()))
+        rows = list(csv.DictReader(self._text(name).splitlines()))
+        if not rows or any(None in row or None in row.values() for row in rows):
+            raise ConfigError(f"{self.folder / name}: rows are missing or damaged; is it the folder of a finished run?")
+        return rows
 
     # ---- bytes ----
 
@@ -212,6 +220,8 @@ class Run:
 
     def _phase(self, session: Session, phase: Phase, link: Link) -> Waited:
         loads, limit = session.loads[phase], deadline(self.config, phase)
+        if phase is Phase.MASKED_INPUT and not session.loads.keys() & {Phase.ADVERTISE_KEYS, Phase.SUPPORT}:
+            limit = self.config.run.round_deadline  # with keys of an earlier round it is a party's first answer
         pairs = [(phase, UP)] * any(up for up, _ in loads.values()) + [(phase, DOWN)] * any(
             d for _, d in loads.values()
         )
@@ -294,10 +304,11 @@ def text_of(run: Run, link: Link, rows: list[dict[str, Any]]) -> str:
     for row in rows:
         for waited in row["phases"]:
             by_phase[waited.phase].append(waited)
+    trained = [row["training_seconds"] for row in rows if row["phases"]]
     for phase in sorted(by_phase, key=ORDER.index):
-        found = by_phase[phase]
+        found = by_phase[phase]  # of the rounds that have it: keys of a batch are made in one
         up, down, cpu, seconds = (
-            statistics.fmean(getattr(waited, name) for waited in found) for name in ("up", "down", "cpu", "seconds")
+            sum(getattr(waited, name) for waited in found) / len(trained) for name in ("up", "down", "cpu", "seconds")
         )
         cells = [
             size(up) if up else "-",
@@ -307,7 +318,6 @@ def text_of(run: Run, link: Link, rows: list[dict[str, Any]]) -> str:
         ]
         late = sum(waited.late for waited in found)
         lines.append(f"  {phase:<18}" + "".join(f"{cell:>12}" for cell in cells) + (f"   {late} late" if late else ""))
-    trained = [row["training_seconds"] for row in rows if row["phases"]]
     tested = [row["evaluation_seconds"] for row in rows if row["evaluation_seconds"]]
     for name, figures in (("a round", trained), ("an evaluation", tested)):
         if figures:

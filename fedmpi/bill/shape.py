@@ -88,6 +88,8 @@ def _empty_store(config: Config) -> Any:
         return _empty_ratings(config)
     source, shrink = image_source(dataset), config.data.shrink
     channels, height, width = source.shape
+    if height % shrink or width % shrink:
+        raise ConfigError(f"shrink = {shrink}: must divide the {height} x {width} pixels of {dataset}")
     return Store(
         path=NOWHERE,
         dataset=dataset,

@@ -21,6 +21,7 @@ from fedmpi.runtime.server import run_server
 from fedmpi.runtime.start import Start, start_run
 from fedmpi.secagg import server as secagg_server
 from fedmpi.secagg.party import SecAggParty
+from fedmpi.secagg.server import SecAggServer
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.message import Message
 
@@ -194,6 +195,34 @@ def watched() -> Iterator[dict[tuple[int, int], np.ndarray]]:
         yield seen
     finally:
         setattr(party_end, "SecAggParty", SecAggParty)  # noqa: B010
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A sum that rank 0 has taken the masks off."""
+
+    round: int
+    parties: tuple[int, ...]
+    total: np.ndarray
+    bits: int
+
+
+@contextlib.contextmanager
+def opened() -> Iterator[list[Opened]]:
+    """What rank 0 of this process made of masked inputs."""
+    seen: list[Opened] = []
+    result = SecAggServer.result
+
+    def noted(self: SecAggServer) -> tuple[np.ndarray, tuple[int, ...]]:
+        total, parties = result(self)
+        seen.append(Opened(self.rules.round, parties, np.array(total), self.rules.bits))
+        return total, parties
+
+    setattr(SecAggServer, "result", noted)  # noqa: B010
+    try:
+        yield seen
+    finally:
+        setattr(SecAggServer, "result", result)  # noqa: B010
 
 
 def changed(config: Config, layer: str, **values: Any) -> Config:

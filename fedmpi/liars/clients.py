@@ -15,7 +15,7 @@ from fedmpi.privacy.releases import Asked, ReleaseLog, Stepped
 from fedmpi.runtime.rank import run_client
 from fedmpi.runtime.server import run_server
 from fedmpi.runtime.start import Start, start_run
-from fedmpi.secagg.messages import SEALED, AdvertiseKeys, MaskedInput, ShareKeys, ShareList
+from fedmpi.secagg.messages import AdvertiseKeys, MaskedInput, ShareBatch, ShareKeys, ShareList
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.transport.memory import run_ranks
 from fedmpi.wire.frame import FRAMING, Header
@@ -224,8 +224,8 @@ class Dealer(ClientAttack):
         return "" if config.aggregation.aggregation != "plain" else "aggregation = plain: there are no bundles"
 
     def lies(self, message: Message) -> Iterable[Message]:
-        if isinstance(message, ShareKeys):
-            rubbish = tuple(dataclasses.replace(one, sealed=os.urandom(SEALED)) for one in message.bundles)
+        if isinstance(message, ShareKeys | ShareBatch):
+            rubbish = tuple(dataclasses.replace(one, sealed=os.urandom(len(one.sealed))) for one in message.bundles)
             message = dataclasses.replace(message, bundles=rubbish)
         return [message]
 

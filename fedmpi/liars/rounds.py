@@ -8,12 +8,29 @@ import numpy as np
 
 from fedmpi.aggregation.protocol import digest
 from fedmpi.config import Config
-from fedmpi.liars.base import ServerAttack, Verdict, only_secure, parties_in_words, threshold_of
+from fedmpi.liars.base import (
+    Opened,
+    ServerAttack,
+    Verdict,
+    only_secure,
+    opened,
+    parties_in_words,
+    threshold_of,
+    watched,
+)
 from fedmpi.liars.stage import Forged, Quiet
 from fedmpi.privacy.releases import ReleaseLog, Stepped
 from fedmpi.runtime import build
 from fedmpi.runtime.start import Start
-from fedmpi.secagg.messages import AdvertiseKeys, ConsistencyCheck, MaskedInput, ShareKeys, Unmask, Withdrawal
+from fedmpi.secagg.messages import (
+    AdvertiseKeys,
+    ConsistencyCheck,
+    MaskedInput,
+    ShareBatch,
+    ShareKeys,
+    Unmask,
+    Withdrawal,
+)
 from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.message import Message, speakers
 from fedmpi.wire.messages import EvalReport, Evaluate, Model, PlainInput, PlainRows, Ready, Tally, Train, TrainReport
@@ -42,16 +59,22 @@ class Models(ServerAttack):
     def play(self, endpoint: Endpoint, start: Start, terminal: Quiet, act: int) -> None:
         config = start.orders.config
         self.dimension = build.algorithm(config, device="cpu").dimension
+        self.batched = config.aggregation.key_rounds > 0
         self.threshold, self.victims = threshold_of(config), set(start.placement.parties_of(VICTIM))
-        try:
-            super().play(endpoint, start, terminal, act)
-        finally:
-            events = ReleaseLog.read(config.out).events
-            self.sums = [event.survivors for event in events if isinstance(event, Stepped)]
+        with watched() as self.true, opened() as self.opened:
+            try:
+                super().play(endpoint, start, terminal, act)
+            finally:
+                events = ReleaseLog.read(config.out).events
+                self.sums = [event.survivors for event in events if isinstance(event, Stepped)]
 
     def judge(self) -> Verdict:
-        mixed = [parties for parties in self.sums if self.victims.intersection(parties) not in (set(), set(parties))]
+        mixed = list(filter(self.is_mixed, self.sums))
         small = [parties for parties in self.sums if len(parties) < self.threshold]
+        true = [found for found in self.opened if self.is_mixed(found.parties) and self.is_true(found)]
+        if mixed and not small and self.batched and not true:
+            unseen = "" if self.true else " (by the protocol; not compared, because parties are other processes here)"
+            return Verdict(f"rubbish: masks of those who saw different models do not cancel{unseen}")
         if mixed or small:
             return Verdict(f"the sum of {parties_in_words((mixed or small)[0])}, who saw different models", broken=True)
         if self.sums:
@@ -60,6 +83,15 @@ class Models(ServerAttack):
             )
         return Verdict("nothing: no sum was opened")
 
+    def is_mixed(self, parties: tuple[int, ...]) -> bool:
+        return self.victims.intersection(parties) not in (set(), set(parties))
+
+    def is_true(self, found: Opened) -> bool:
+        """Whether what was opened is the sum of what its parties put in, as far as that can be seen here."""
+        known = [self.true[found.round, party] for party in found.parties if (found.round, party) in self.true]
+        total = np.sum(np.array(known, np.uint64), axis=0, dtype=np.uint64) & np.uint64((1 << found.bits) - 1)
+        return len(known) == len(found.parties) and np.array_equal(total, found.total)
+
 
 class Replay(ServerAttack):
     name = "replay"
@@ -67,7 +99,7 @@ class Replay(ServerAttack):
     acts = 2
     words: Sequence[tuple[int, Message]] = ()
     # Sent before anything of a party's data is in it, or in place of it.
-    HARMLESS = (Ready, AdvertiseKeys, ShareKeys, Withdrawal, Tally)
+    HARMLESS = (Ready, AdvertiseKeys, ShareKeys, ShareBatch, Withdrawal, Tally)
 
     def fits(self, config: Config) -> str:
         return only_secure(config)

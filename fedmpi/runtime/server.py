@@ -41,7 +41,7 @@ from fedmpi.transport.endpoint import Endpoint
 from fedmpi.wire.control import NOT_HEARD_OF
 from fedmpi.wire.message import alone
 from fedmpi.wire.messages import Checkpoint, Evaluate, Fill, GoOn, Nonces, Ready, Setup, Stop, Tally, Train
-from fedmpi.wire.phases import Purpose
+from fedmpi.wire.phases import Phase, Purpose
 
 
 def run_server(endpoint: Endpoint, orders: build.Orders, placement: Placement, record: Record) -> dict[str, Any]:
@@ -293,7 +293,10 @@ class Server:
         """What the round's row says of it, and the warnings. Parties' figures in party order, and of the survivors only: whether
         a dropped party's report came in time is chance. Those of a party whose training diverged are in no mean of others."""
         self.dropouts += outcome.dropouts
-        self.lost += [planned(round, party, phase) for party, phase in sorted((outcome.late | outcome.lost).items())]
+        # Each round's losses stand for that round alone: where keys serve several rounds, a plan's `share` would mean all of them.
+        keyless = (Phase.ADVERTISE_KEYS, Phase.SHARE_KEYS) if self.config.aggregation.key_rounds else ()
+        phases = {p: Phase.MASKED_INPUT if at in keyless else at for p, at in (outcome.late | outcome.lost).items()}
+        self.lost += [planned(round, party, phase) for party, phase in sorted(phases.items())]
         for line in outcome.complaints:
             self.record.terminal.warn(line)
         survivors = outcome.reports if outcome.sum is None else outcome.sum.survivors
