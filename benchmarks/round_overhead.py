@@ -1,11 +1,11 @@
 """What a round without training costs beyond its bytes: raw mpi4py, the endpoint, whole rounds of the engine, and others'.
 
-    python -m benchmarks.round_overhead [--flower-python PYTHON] [--appfl-python PYTHON] [--turns 3] [--json FILE]
+    python -m benchmarks.round_overhead [--flower-python PYTHON] [--turns 3] [--json FILE]
 
 20 parties of 270,000 parameters, a rank each. Raw and endpoint are benchmarks.transport: as many bytes down and up, nothing done with
 them. The engine's rounds sample, send the model, take every party's update through the mechanism (clipped and rounded, no noise), add, step
 and write their row; plain with all of the model down or with what it lacks of it, and secure. A party's update is drawn before the
-first round. Flower runs its simulation, APPFL over MPI, each under a Python of its own, their clients send back what they got. All
+first round. Flower runs its simulation under a Python of its own, its clients send back what they got. All
 take turns, and each gives the median of its rounds after the first two.
 """
 
@@ -75,12 +75,6 @@ def others(options) -> dict[str, Callable[[], list[float]]]:
     if options.flower_python:
         flower = [options.flower_python, "-m", "benchmarks.overhead_flower", *sizes]
         known["Flower's simulation"] = lambda: launch.peer(flower)["seconds"][WARM:]
-    if options.appfl_python:
-        mpirun = Path(options.appfl_python).absolute().parent / "mpirun"
-        start = [mpirun, "-n", str(options.parties + 1), options.appfl_python]
-        known["APPFL over MPI"] = lambda: launch.peer([*start, "-m", "benchmarks.overhead_appfl", *sizes])["seconds"][
-            WARM:
-        ]
     return known
 
 
@@ -99,7 +93,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--flower-python", metavar="PYTHON", help="a Python with flwr[simulation] and numpy")
-    parser.add_argument("--appfl-python", metavar="PYTHON", help="a Python with appfl, mpi4py and an mpirun beside it")
     options = parser.parse_args()
     if min(options.parties - 2, options.parameters, options.rounds, options.turns) < 1:
         parser.error("3 parties or more, and 1 or more of everything else")

@@ -15,8 +15,8 @@ from fedmpi.cli import resolve
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
-# One starts MPI by being imported and runs under mpirun; the others run under another Python, which has Surprise, Flower or APPFL.
-ELSEWHERE = ("transport", "recsys_surprise", "rounds_flower", "overhead_flower", "overhead_appfl")
+# One starts MPI by being imported and runs under mpirun; the others run under another Python, which has Surprise or Flower.
+ELSEWHERE = ("transport", "recsys_surprise", "rounds_flower", "overhead_flower")
 SCRIPTS = sorted(
     path.stem
     for path in (ROOT / "benchmarks").glob("*.py")
