@@ -268,11 +268,12 @@ def test_a_method_cannot_send_what_it_did_not_declare(method, what, toy, run_in_
 
 
 def test_no_checksum_of_the_data_leaves_a_rank_that_keeps_its_figures(make_config, run_in_memory, monkeypatch):
+    from fedmpi.runtime.handshake import Readiness
     from fedmpi.wire.messages import Ready
 
-    seen, take = [], Server._take_ready
+    seen, take = [], Readiness.take
     monkeypatch.setattr(
-        Server, "_take_ready", lambda self, rank, message: (seen.append(message), take(self, rank, message))[1]
+        Readiness, "take", lambda self, rank, message: (seen.append(message), take(self, rank, message))[1]
     )
     run_in_memory(make_config("--entropy os"), 3)
     assert [message.data for message in seen] == [0, 0] and isinstance(seen[0], Ready)
